@@ -233,6 +233,7 @@ pub async fn import(config: &Config, file: &Path) -> anyhow::Result<Report> {
     settings.operation_timeout = FINISH_TIMEOUT;
     settings.level = members.level();
     settings.edit_window = None;
+    settings.conversations_per_user_max = None;
     let nobody: Arc<dyn Publish> = Arc::new(Nobody);
     let conversations = Conversations::new(
         members.me(),

@@ -17,6 +17,7 @@ mod loading;
 mod panicked;
 mod parked;
 mod publishing;
+mod room;
 mod takeover;
 mod taking_changes;
 
@@ -77,6 +78,8 @@ pub(super) struct Command {
     pub actor: UserId,
     pub operation: Operation,
     pub reply: oneshot::Sender<Result<OwnerReply, Error>>,
+    /// Whether the users whom it brings into the conversation may be in one more.
+    pub has_room: bool,
 }
 
 /// The answer of an owner. The owner does not read old entries itself, because all other operations would wait. It

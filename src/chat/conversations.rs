@@ -166,6 +166,7 @@ impl Conversations {
             actor,
             operation,
             reply,
+            has_room: false,
         };
         let offered = self.offer(conversation, command);
         let answered = async move {

@@ -20,6 +20,7 @@ mod publish;
 mod ranks;
 mod recent;
 mod repair;
+mod rooms;
 mod states;
 mod unfinished;
 mod versions;

@@ -163,6 +163,19 @@ impl Participants {
         self.known.get(user).filter(|p| p.is_in())
     }
 
+    /// Whether `user` is or was a participant. Of a channel only if they are known.
+    pub(super) fn was_in(&self, user: &UserId) -> bool {
+        let known = self.known.get(user);
+        known.is_some_and(|known| known.is_in() || left(known).is_some())
+    }
+
+    /// The present participants that are known.
+    pub(super) fn users(&self) -> Vec<UserId> {
+        self.all()
+            .map(|participant| participant.user.clone())
+            .collect()
+    }
+
     /// The audience of an entry that is appended now. All entries between two changes share it.
     pub(super) fn audience(&mut self) -> Audience {
         if self.is_channel() {

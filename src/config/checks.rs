@@ -535,6 +535,7 @@ fn counts(limits: &Limits) -> impl Iterator<Item = (&'static str, usize)> {
     }
     named![
         group_participants,
+        conversations_per_user,
         connections,
         connections_per_user,
         connections_per_address,

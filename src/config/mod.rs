@@ -219,6 +219,11 @@ pub struct Limits {
     pub body_bytes: usize,
     pub frame_bytes: usize,
     pub group_participants: usize,
+    /// Conversations of one user, with those that the user has left: each is a row of their inbox. Further ones are refused
+    /// with `too_large`.
+    ///
+    /// default: 20000
+    pub conversations_per_user: usize,
     pub requests_per_second: u32,
     pub requests_burst: u32,
     /// Bytes of a user's requests and their replies: average and burst. Above it, requests wait.
@@ -395,6 +400,7 @@ impl Default for Limits {
             body_bytes: 16 << 10,
             frame_bytes: 64 << 10,
             group_participants: 1_000,
+            conversations_per_user: 20_000,
             requests_per_second: 100,
             requests_burst: 500,
             request_bytes_per_second: 1 << 20,

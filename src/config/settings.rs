@@ -218,6 +218,7 @@ impl Config {
         chat::Settings {
             body_bytes_max: self.limits.body_bytes,
             group_participants_max: self.limits.group_participants,
+            conversations_per_user_max: Some(self.limits.conversations_per_user),
             idle: Duration::from_secs(self.conversation.idle_s),
             operation_timeout: Duration::from_millis(self.session.request_timeout_ms),
             open_max: self.limits.open_conversations,

@@ -18,8 +18,8 @@ mod values;
 use async_trait::async_trait;
 pub(super) use check::CellCheck;
 use keys::{
-    ACTIVITY, CONVERSATION, DELIVERED, HEARTBEAT, Key, PARTICIPANT, PUBLIC, READ, SENDS, SETTLED,
-    after, inbox_key, log_key, participant_key,
+    ACTIVITY, CONVERSATION, DELIVERED, HEARTBEAT, INBOX_COLUMNS, Key, PARTICIPANT, PUBLIC, READ,
+    SENDS, SETTLED, after, inbox_key, log_key, participant_key,
 };
 pub(super) use keys::{CHANGES, INBOX, LAST_SEEN, LOG, RING, Range, immutable};
 use sends::SENDS_DAYS;
@@ -321,6 +321,18 @@ impl<C: Cells> Store for CellStore<C> {
         let range = Range::prefix(&prefix);
         let cells = self.0.scan(range, usize::MAX, false).await?;
         inbox_rows(&cells, id_at)
+    }
+
+    async fn inbox_count(&self, user: &UserId, most: usize) -> Result<usize> {
+        let prefix = Key::new(INBOX).user(user);
+        let (id_at, range) = (prefix.0.len(), Range::prefix(&prefix));
+        let cells = most.saturating_mul(INBOX_COLUMNS);
+        let cells = self.0.scan(range, cells, false).await?;
+        let id = |cell| take_conversation("inbox_count", cell, id_at);
+        let ids: Result<Vec<_>> = cells.iter().map(|cell| id(&cell.key)).collect();
+        let mut ids = ids?;
+        ids.dedup();
+        Ok(ids.len().min(most))
     }
 
     async fn inbox_rows(&self, user: &UserId, keys: &[InboxKey]) -> Result<Vec<InboxRow>> {

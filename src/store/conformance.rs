@@ -425,6 +425,10 @@ async fn rows_of_an_inbox_are_read_by_their_keys(store: &dyn Store) -> Checked {
         .await?;
     let whole = store.inbox(&dora).await?;
     assert_eq!(whole.len(), ids.len());
+    for (most, counted) in [(50, 50), (130, 130), (usize::MAX, 130)] {
+        assert_eq!(store.inbox_count(&dora, most).await?, counted);
+    }
+    assert_eq!(store.inbox_count(&somebody(), 1).await?, 0);
     let unknown = [ConversationId::random()];
     for some in [&ids[..0], &ids[..1], &ids[7..70], &ids[..], &unknown[..]] {
         let keys: Vec<_> = some.iter().copied().map(InboxKey::unknown).collect();

@@ -173,6 +173,9 @@ pub trait Store: FileStore + ConsumerStore {
     /// Returns all conversations of a user. It reads one partition.
     async fn inbox(&self, user: &UserId) -> Result<Vec<InboxRow>>;
 
+    /// Returns the number of rows of a user's inbox, or `most` if there are more.
+    async fn inbox_count(&self, user: &UserId, most: usize) -> Result<usize>;
+
     /// Returns the rows of some conversations of a user, without those that do not exist. It reads one partition, and
     /// costs the same for an inbox of any size.
     async fn inbox_rows(&self, user: &UserId, keys: &[InboxKey]) -> Result<Vec<InboxRow>>;

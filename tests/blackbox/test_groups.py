@@ -1,5 +1,6 @@
 """Groups and channels: participants, permissions, and the events that participants get."""
 import asyncio
+import json
 
 from support import UNLIMITED, eventually, uuid4
 from test_messages import refused
@@ -135,6 +136,62 @@ async def test_the_size_of_a_group_is_limited(start, codec):
     await refused(alice.create("group", *[f"u{i}" for i in range(5)]), "too_large")
     group = await alice.create("group", *[f"u{i}" for i in range(4)])
     await refused(alice.ask("add", conversation=group, user="one-more"), "too_large")
+    await alice.close()
+
+
+async def test_the_conversations_of_a_user_are_limited(start, codec):
+    gateway = start(limits__conversations_per_user=3)
+    alice, bob = [await gateway.connect(user, codec) for user in ("alice", "bob")]
+    public = await alice.create("channel", public=True, name="news")
+    later = await alice.create("channel", public=True, name="later")
+    of_bob = [await bob.create("group", name=f"group {n}") for n in range(2)]
+    await bob.ask("join", conversation=public)
+    carol = await gateway.connect("carol", codec)
+    of_carol = await carol.create("group", "dave", name="of carol")
+
+    # Nothing brings bob into a fourth one, whoever asks for it.
+    for asked in (
+        bob.create("group", name="one more"),
+        bob.create("channel", name="one more"),
+        bob.ask("join", conversation=later),
+        carol.ask("add", conversation=of_carol, user="bob"),
+        carol.create("group", "dave", "bob"),
+    ):
+        error = await refused(asked, "too_large")
+        assert error["message"] == "too large: conversations of bob: at most 3"
+    # A dm counts from its first message, in both directions.
+    dm = await carol.create("dm", "bob")
+    await refused(carol.send(dm, "hi"), "too_large")
+    await refused(bob.send(dm, "hi"), "too_large")
+    assert [item["conversation"] for item in (await carol.ask("inbox"))["items"]] == [of_carol]
+
+    # What there is goes on, and others are not affected.
+    await bob.send(of_bob[0], "still here")
+    assert (await bob.ask("create", kind="group", conversation=of_bob[0]))["existed"]
+    await bob.ask("add", conversation=of_bob[0], user="carol")
+    dave = await carol.create("dm", "dave")
+    await carol.send(dave, "hi")
+
+    # A conversation that was left still counts, and may be joined again.
+    await bob.ask("leave", conversation=public)
+    await refused(bob.ask("join", conversation=later), "too_large")
+    await bob.ask("join", conversation=public)
+    assert len((await bob.ask("inbox"))["items"]) == 3
+    for client in (alice, bob, carol):
+        await client.close()
+
+
+async def test_an_import_has_no_limit_of_conversations(start, tmp_path):
+    file = tmp_path / "import.jsonl"
+    ids = [uuid4() for _ in range(3)]
+    file.write_text("".join(json.dumps({"type": "conversation", "kind": "group", "id": id, "participants": ["alice", "bob"]}) + "\n" for id in ids))
+    gateway = start(limits__conversations_per_user=2)
+    assert gateway.stop() == 0
+    gateway.command("import", str(file))
+    gateway.start()
+    alice = await gateway.connect("alice")
+    assert {item["conversation"] for item in (await alice.ask("inbox"))["items"]} == set(ids)
+    await refused(alice.create("group"), "too_large")
     await alice.close()
 
 

@@ -166,6 +166,7 @@ impl World {
         let settings = Settings {
             body_bytes_max: 1000,
             group_participants_max: 100,
+            conversations_per_user_max: None,
             idle: Duration::from_secs(300),
             operation_timeout: Duration::from_millis(400),
             open_max: 10,

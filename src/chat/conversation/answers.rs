@@ -39,11 +39,7 @@ type Answered = Result<Outcome, Error>;
 impl Owner {
     /// Handles one operation. Its reply is sent now or when its work is done.
     pub(super) fn handle(&mut self, command: Command) {
-        let Command {
-            actor,
-            operation,
-            reply,
-        } = command;
+        let (actor, operation, reply) = (command.actor, command.operation, command.reply);
         if reply.is_closed() {
             return; // The caller does not wait any more.
         }

@@ -6,7 +6,7 @@ use metrics::{Counter, counter};
 
 use crate::{
     chat::{
-        following::Consumers, inbox::InboxWriter, lease::Lease, publish::Publish,
+        following::Consumers, inbox::InboxWriter, lease::Lease, publish::Publish, rooms::Rooms,
         unfinished::Unfinished, versions::Versions,
     },
     clock,
@@ -20,6 +20,8 @@ use crate::{
 pub struct Settings {
     pub body_bytes_max: usize,
     pub group_participants_max: usize,
+    /// Conversations of one user, with those that the user has left. `None` for the import.
+    pub conversations_per_user_max: Option<usize>,
     /// The time without operations after which an owner closes its conversation.
     pub idle: Duration,
     /// The time after which an operation is answered with `unavailable`. An entry that it appended may still be committed.
@@ -46,6 +48,7 @@ pub(in crate::chat) struct Environment {
     pub store: Arc<dyn Store>,
     pub publish: Arc<dyn Publish>,
     pub inbox: Arc<InboxWriter>,
+    pub rooms: Rooms,
     pub lease: Lease,
     pub settings: Settings,
     pub entries_committed: Counter,
@@ -70,6 +73,7 @@ impl Environment {
             store,
             publish,
             inbox,
+            rooms: Rooms::default(),
             lease,
             settings,
             entries_committed,

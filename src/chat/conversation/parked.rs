@@ -49,6 +49,8 @@ enum Lookup {
     Reactions(Seq, UserId),
     /// An uploaded file that a message is to have.
     File(AttachmentId),
+    /// Whether these users may be in one more conversation.
+    Room(Vec<UserId>),
 }
 
 /// The answer to one lookup.
@@ -58,6 +60,8 @@ enum Found {
     Entry(Box<(Arc<Entry>, EntryState)>),
     Reactions(Vec<(String, bool)>),
     File(Instant, Option<FoundFile>),
+    /// A user who is in as many conversations as one may be in.
+    Room(Option<UserId>),
 }
 
 /// The answers to lookups that were made together.
@@ -166,6 +170,7 @@ impl Owner {
         } = command;
         let mut lookups = Vec::new();
         let Some(participants) = &self.participants else {
+            lookups.extend(self.newcomers(command).map(Lookup::Room));
             return lookups;
         };
         let committed = participants.committed();
@@ -194,6 +199,9 @@ impl Owner {
         }
         if lookups.is_empty() && self.has_changes() {
             self.entry_lookups(command, &mut lookups);
+        }
+        if lookups.is_empty() {
+            lookups.extend(self.newcomers(command).map(Lookup::Room));
         }
         lookups
     }
@@ -261,9 +269,9 @@ impl Owner {
 
     /// Starts the lookups that the parked commands need, up to the limit.
     pub(super) fn start_lookups(&mut self) {
-        let Some(kind) = self.participants.as_ref().map(|p| p.details.kind) else {
-            return;
-        };
+        let kind = self.participants.as_ref().map(|p| p.details.kind);
+        // Without participants only rooms are looked up.
+        let kind = kind.unwrap_or(Kind::Group);
         let mut lookups = Vec::new();
         for command in &self.parked.commands {
             let free = LOOKUPS_IN_FLIGHT_MAX.saturating_sub(self.parked.in_flight.len());
@@ -279,8 +287,10 @@ impl Owner {
         if lookups.is_empty() {
             return;
         }
-        let (id, head, store) = (self.id, self.log.head(), self.environment.store.clone());
+        let (id, head, environment) = (self.id, self.log.head(), self.environment.clone());
         self.work.push(Box::pin(async move {
+            let store = &environment.store;
+            let max = environment.settings.conversations_per_user_max;
             let results = lookups.into_iter().map(async |lookup| {
                 let found = match &lookup {
                     Lookup::Participant(user) => store
@@ -288,18 +298,23 @@ impl Owner {
                         .await
                         .map(Found::Participant),
                     Lookup::Sent(sender, client) => {
-                        let seq = find_sent(&*store, id, sender, *client, head).await;
+                        let seq = find_sent(&**store, id, sender, *client, head).await;
                         seq.map(Found::Sent)
                     }
-                    Lookup::Entry(seq) => find_entry(&*store, id, *seq).await,
+                    Lookup::Entry(seq) => find_entry(&**store, id, *seq).await,
                     Lookup::Reactions(seq, user) => {
                         let found = store.reactions_of(id, user, *seq, *seq).await;
                         let emoji = |(_, emoji, on)| (emoji, on);
                         found.map(|found| Found::Reactions(found.into_iter().map(emoji).collect()))
                     }
                     Lookup::File(file) => {
-                        let found = files::find(&*store, *file).await;
+                        let found = files::find(&**store, *file).await;
                         found.map(|(since, found)| Found::File(since, found))
+                    }
+                    Lookup::Room(users) => {
+                        let max = max.unwrap_or(usize::MAX);
+                        let full = environment.rooms.first_without(&**store, users, max);
+                        full.await.map(Found::Room)
                     }
                 };
                 (lookup, found)
@@ -345,21 +360,16 @@ impl Owner {
                 (Lookup::File(file), Ok(Found::File(since, found))) => {
                     self.parked.files.learn(*file, since, found);
                 }
+                (Lookup::Room(users), Ok(Found::Room(full))) => {
+                    self.found_room(users, full.as_ref(), &mut unparked);
+                }
                 (_, Ok(_)) => debug_assert!(false, "the result is not of the kind of its lookup"),
                 (_, Err(error)) => {
                     failed.insert(lookup, Error::from(error));
                 }
             }
         }
-        if !failed.is_empty() {
-            for command in std::mem::take(&mut unparked) {
-                let lookups = self.lookups(&command);
-                match lookups.iter().find_map(|lookup| failed.get(lookup)) {
-                    Some(error) => drop(command.reply.send(Err(error.clone()))),
-                    None => unparked.push_back(command),
-                }
-            }
-        }
+        self.refuse(&failed, &mut unparked);
         let failed = failed.len();
         if failed > 0 {
             crate::seldom::seldom!(
@@ -371,6 +381,22 @@ impl Owner {
         }
         unparked.append(&mut self.backlog);
         self.backlog = unparked;
+    }
+}
+
+impl Owner {
+    /// Answers the commands whose lookups failed.
+    fn refuse(&self, failed: &HashMap<Lookup, Error>, unparked: &mut VecDeque<Command>) {
+        if failed.is_empty() {
+            return;
+        }
+        for command in std::mem::take(unparked) {
+            let lookups = self.lookups(&command);
+            match lookups.iter().find_map(|lookup| failed.get(lookup)) {
+                Some(error) => drop(command.reply.send(Err(error.clone()))),
+                None => unparked.push_back(command),
+            }
+        }
     }
 }
 
@@ -389,209 +415,4 @@ async fn find_entry(store: &dyn Store, id: ConversationId, seq: Seq) -> store::R
 }
 
 #[cfg(test)]
-mod tests {
-    use std::time::Duration;
-
-    use futures_util::FutureExt as _;
-    use tokio::select;
-    use uuid::Uuid;
-
-    use super::*;
-    use crate::{
-        chat::{
-            Confirmation, Conversations, Creation, InboxWriter, Lease, Outcome, Publication,
-            Publish, Settings, operation::fresh_client_id,
-        },
-        memory::Memory,
-        model::{
-            Content, ConversationId, CurrentLevel, Draft, GatewayId, Kind, LEVEL_CHANGES, Posting,
-            limits::CHANNEL_PARTICIPANTS_KNOWN_MAX,
-        },
-        store::simulated::{Faults, Simulated},
-        tasks::Tasks,
-    };
-
-    struct Nobody;
-
-    impl Publish for Nobody {
-        fn publish(&self, _: Publication) -> Confirmation {
-            Confirmation::Immediate
-        }
-    }
-
-    /// A channel that alice created, and its store.
-    async fn channel(public: bool) -> (Conversations, ConversationId, Arc<Simulated>) {
-        let store = Arc::new(Simulated::new(1, Faults::NONE));
-        let settings = Settings {
-            body_bytes_max: 1000,
-            group_participants_max: 100,
-            idle: Duration::from_secs(300),
-            operation_timeout: Duration::from_secs(60),
-            open_max: 10,
-            memory: Memory::of_mib(64),
-            page_bytes_max: 1 << 20,
-            edit_window: None,
-            reactions_coalesce: Duration::from_millis(250),
-            level: CurrentLevel::of(LEVEL_CHANGES),
-            consumers: None,
-        };
-        let conversations = Conversations::new(
-            GatewayId(Uuid::from_u128(1)),
-            store.clone(),
-            Arc::new(Nobody),
-            Arc::new(InboxWriter::new(store.clone(), Memory::of_mib(64))),
-            Lease::unbounded(1),
-            settings,
-            Tasks::default(),
-        );
-        let id = ConversationId(Uuid::from_u128(2));
-        let creation = Creation {
-            kind: Kind::Channel,
-            participants: Vec::new(),
-            name: None,
-            public,
-            posting: Posting::Everyone,
-            at: None,
-        };
-        let created = conversations.ask(id, user("alice"), Operation::Create(creation));
-        created.await.unwrap();
-        (conversations, id, store)
-    }
-
-    fn user(name: &str) -> UserId {
-        UserId::new(name).unwrap()
-    }
-
-    fn draft(sender: &str) -> Draft {
-        Draft {
-            sender: user(sender),
-            client_id: fresh_client_id(),
-            content: Content::text("hi"),
-            at: None,
-            retry: false,
-        }
-    }
-
-    const UNWRITABLE: Faults = Faults {
-        lost: 100,
-        ..Faults::NONE
-    };
-    const UNREADABLE: Faults = Faults {
-        unread: 100,
-        unread_ms: 1000,
-        ..Faults::NONE
-    };
-
-    #[tokio::test(start_paused = true)]
-    async fn only_users_with_a_lookup_wait_for_the_store() {
-        let (conversations, id, store) = channel(false).await;
-        store.set_faults(UNREADABLE);
-        let mut stranger = std::pin::pin!(conversations.ask(id, user("mallory"), Operation::Head));
-        assert!((&mut stranger).now_or_never().is_none());
-        for _ in 0..3 {
-            select! {
-                biased;
-                answer = &mut stranger => panic!("the lookup of mallory is not answered: {answer:?}"),
-                sent = conversations.send(id, draft("alice")) => drop(sent.unwrap()),
-            }
-        }
-        // A retry waits for its lookup, and so do the later messages of its sender.
-        let retry = Draft {
-            retry: true,
-            ..draft("alice")
-        };
-        let mut retry = std::pin::pin!(conversations.send(id, retry));
-        assert!((&mut retry).now_or_never().is_none());
-        let mut after = std::pin::pin!(conversations.send(id, draft("alice")));
-        assert!((&mut after).now_or_never().is_none());
-        select! {
-            biased;
-            refused = &mut retry => assert!(matches!(refused, Err(Error::Unavailable { .. }))),
-            sent = &mut after => panic!("it overtook the retry: {sent:?}"),
-        }
-        assert_eq!(after.await.unwrap().seq, 5);
-        assert!(matches!(stranger.await, Err(Error::Unavailable { .. })));
-        store.set_faults(Faults::NONE);
-        let answer = conversations.ask(id, user("mallory"), Operation::Head);
-        assert_eq!(answer.await.unwrap_err(), Error::UnknownConversation);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_public_channel_is_read_without_a_lookup() {
-        let (conversations, id, store) = channel(true).await;
-        store.set_faults(UNREADABLE);
-        let answer = conversations.ask(id, user("mallory"), Operation::Head);
-        assert!(matches!(answer.await.unwrap(), Outcome::Head(_)));
-        let answer = conversations.ask(id, user("mallory"), Operation::Join);
-        assert!(matches!(answer.await, Err(Error::Unavailable { .. })));
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn excess_operations_of_strangers_are_refused_and_those_of_participants_are_not() {
-        let (conversations, id, store) = channel(false).await;
-        store.set_faults(UNREADABLE);
-        let strangers = 2 * MAILBOX_OPERATIONS_MAX;
-        let mut waiting = Vec::new();
-        for n in 0..strangers {
-            let ask = conversations.ask(id, user(&format!("stranger-{n}")), Operation::Head);
-            let mut ask = Box::pin(ask);
-            match (&mut ask).now_or_never() {
-                Some(answer) => assert_eq!(answer.unwrap_err(), Error::BUSY),
-                None => waiting.push(ask),
-            }
-            if n % 500 == 0 {
-                conversations.send(id, draft("alice")).await.unwrap();
-            }
-        }
-        conversations.send(id, draft("alice")).await.unwrap();
-        let mut busy = 0;
-        for answer in join_all(waiting).await {
-            busy += usize::from(answer.unwrap_err() == Error::BUSY);
-        }
-        assert_eq!(busy, strangers - MAILBOX_OPERATIONS_MAX);
-    }
-
-    /// The owner does not look up the users that a stranger names, and it forgets strangers first.
-    #[tokio::test(start_paused = true)]
-    async fn strangers_do_not_displace_participants_in_memory() {
-        let (conversations, id, store) = channel(false).await;
-        for n in 0..=2 * CHANNEL_PARTICIPANTS_KNOWN_MAX {
-            let (actor, named) = (format!("stranger-{}", n % 11_000), format!("nobody-{n}"));
-            let remove = Operation::Remove { user: user(&named) };
-            let refused = conversations.ask(id, user(&actor), remove).await;
-            assert_eq!(refused.unwrap_err(), Error::UnknownConversation);
-        }
-        store.set_faults(UNREADABLE);
-        let mut sent = std::pin::pin!(conversations.send(id, draft("alice")));
-        select! {
-            biased;
-            sent = &mut sent => drop(sent.unwrap()),
-            () = tokio::time::sleep(Duration::from_millis(500)) => panic!("alice is not in memory any more"),
-        }
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn marks_that_cannot_be_stored_are_bounded() {
-        let (conversations, id, store) = channel(false).await;
-        store.set_faults(UNWRITABLE);
-        let mut waiting = Vec::new();
-        let mut busy = 0;
-        for _ in 0..MAILBOX_OPERATIONS_MAX + 10 {
-            let read = Operation::Read { seq: 1 };
-            let mut ask = Box::pin(conversations.ask(id, user("alice"), read));
-            tokio::task::yield_now().await;
-            match (&mut ask).now_or_never() {
-                Some(answer) => busy += usize::from(answer.unwrap_err() == Error::BUSY),
-                None => waiting.push(ask),
-            }
-            tokio::task::yield_now().await;
-        }
-        for ask in &mut waiting {
-            if let Some(answer) = ask.as_mut().now_or_never() {
-                assert_eq!(answer.unwrap_err(), Error::BUSY);
-                busy += 1;
-            }
-        }
-        assert_eq!(busy, 10);
-    }
-}
+mod tests;

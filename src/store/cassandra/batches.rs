@@ -6,13 +6,13 @@
 //! for one partition, lands completely or not at all. With few requests in progress no write waits for others; with
 //! more load the batches become larger, as in the embedded store's group commit.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::sync::Arc;
 
 use futures_util::{StreamExt, future::join_all, stream::FuturesUnordered};
 use metrics::{Histogram, counter, histogram};
 use scylla::{
     client::session::Session,
-    routing::Token,
+    policies::load_balancing::LoadBalancingPolicy,
     serialize::row::SerializeRow,
     statement::batch::{Batch, BatchType},
 };
@@ -24,6 +24,7 @@ use uuid::Uuid;
 
 use super::{
     super::{Error, Result},
+    grouping::{Datacenter, First, Packed, group},
     speculation::Profile,
     statements::Write,
 };
@@ -32,11 +33,6 @@ use super::{
 const QUEUED_MAX: usize = 4_096;
 /// Units that are packed into batches together.
 const PACKED_AT_ONCE: usize = 256;
-/// Units of one batch. Cassandra warns above ten partitions (`unlogged_batch_across_partitions_warn_threshold`).
-const BATCH_UNITS_MAX: usize = 10;
-/// Bytes of a batch of several units, as estimated here. By its own count Cassandra warns at 5 KiB
-/// (`batch_size_warn_threshold`) and refuses at 50 KiB.
-const BATCH_BYTES_MAX: usize = 3_500;
 
 pub(super) type Values = Box<dyn SerializeRow + Send + Sync>;
 
@@ -112,8 +108,9 @@ pub(super) struct Sending {
     pub session: Arc<Session>,
     pub profile: Profile,
     pub in_flight_max: usize,
-    /// The replication factor. With more nodes than that, batches are grouped by replica set.
-    pub copies: usize,
+    /// Chooses the nodes of requests that are for no node in particular.
+    pub nodes: Arc<dyn LoadBalancingPolicy>,
+    pub datacenter: Datacenter,
 }
 
 /// Sends queued writes until `closing` fires, then the rest of the queue.
@@ -126,14 +123,16 @@ pub(super) async fn run(
     let seconds = histogram!("chat_store_request_seconds", "kind" => "write");
     let mut closing = std::pin::pin!(closing);
     let mut closed = false;
-    let mut ready: Vec<Vec<Queued>> = Vec::new();
+    let mut ready: Vec<Packed<Queued>> = Vec::new();
+    let mut turn = 0;
     let mut in_flight = FuturesUnordered::new();
     let mut taken = Vec::with_capacity(PACKED_AT_ONCE);
     loop {
         while in_flight.len() < sending.in_flight_max
             && let Some(batch) = ready.pop()
         {
-            sizes.record(batch.iter().map(|q| q.unit.statements.len()).sum::<usize>() as f64);
+            let rows = batch.units.iter().map(|q| q.unit.statements.len());
+            sizes.record(rows.sum::<usize>() as f64);
             in_flight.push(send(&sending, batch, &seconds));
         }
         tokio::select! {
@@ -144,7 +143,7 @@ pub(super) async fn run(
                     while in_flight.next().await.is_some() {}
                     return;
                 }
-                ready = pack(&sending, &mut taken);
+                ready = pack(&sending, &mut taken, &mut turn);
             }
             () = &mut closing, if !closed => {
                 closed = true;
@@ -154,53 +153,31 @@ pub(super) async fn run(
     }
 }
 
-/// Packs units into batches within the limits, grouped by replica set. The batch that was queued first is the last of
-/// the vector, which is sent first.
-fn pack(sending: &Sending, taken: &mut Vec<Queued>) -> Vec<Vec<Queued>> {
+/// Packs units into batches within the limits. The batch that was queued first is the last of the vector, which is sent
+/// first.
+fn pack(sending: &Sending, taken: &mut Vec<Queued>, turn: &mut usize) -> Vec<Packed<Queued>> {
     let state = sending.session.get_cluster_state();
-    let many = state.get_nodes_info().len() > sending.copies;
-    let mut open: BTreeMap<Vec<Uuid>, (Vec<Queued>, usize)> = BTreeMap::new();
-    let mut full = Vec::new();
-    for queued in taken.drain(..) {
-        let bytes = queued.unit.bytes;
-        if bytes > BATCH_BYTES_MAX {
-            full.push(vec![queued]);
-            continue;
-        }
-        let replicas = if many {
-            replicas(&state, &queued.unit)
-        } else {
-            Vec::new()
-        };
-        let (batch, size) = open.entry(replicas).or_default();
-        if batch.len() == BATCH_UNITS_MAX || *size + bytes > BATCH_BYTES_MAX {
-            full.push(std::mem::take(batch));
-            *size = 0;
-        }
-        batch.push(queued);
-        *size += bytes;
-    }
-    full.extend(open.into_values().map(|(batch, _)| batch));
-    full.reverse();
-    full
+    let replicas: Vec<Vec<Uuid>> = if sending.datacenter.all_are_replicas(&state) {
+        vec![Vec::new(); taken.len()]
+    } else {
+        let of = |queued: &Queued| sending.datacenter.replicas(&state, &queued.unit);
+        taken.iter().map(of).collect()
+    };
+    let units = taken.drain(..).zip(replicas);
+    let units = units.map(|(queued, replicas)| (queued.unit.bytes, replicas, queued));
+    let mut packed = group(units.collect(), turn);
+    packed.reverse();
+    packed
 }
 
-fn replicas(state: &scylla::cluster::ClusterState, unit: &Unit) -> Vec<Uuid> {
-    let Some((statement, values)) = unit.statements.first() else {
-        return Vec::new();
-    };
-    let statement = &statement.prepared;
-    let token: Option<Token> = statement.calculate_token(values).ok().flatten();
-    let (Some(token), Some(table)) = (token, statement.get_table_spec()) else {
-        return Vec::new();
-    };
-    let nodes = state.get_token_endpoints(table.ks_name(), table.table_name(), token);
-    let mut hosts: Vec<Uuid> = nodes.iter().map(|(node, _)| node.host_id).collect();
-    hosts.sort_unstable();
-    hosts
-}
-
-async fn send(sending: &Sending, mut queued: Vec<Queued>, seconds: &Histogram) {
+async fn send(
+    sending: &Sending,
+    Packed {
+        replica,
+        units: mut queued,
+    }: Packed<Queued>,
+    seconds: &Histogram,
+) {
     // A caller that gave up needs no write now. It may retry later.
     queued.retain(|q| !q.done.is_closed());
     let began = Instant::now();
@@ -219,6 +196,10 @@ async fn send(sending: &Sending, mut queued: Vec<Queued>, seconds: &Histogram) {
             batch.set_is_idempotent(true);
             batch.set_execution_profile_handle(Some(profile.handle.clone()));
             batch.set_history_listener(profile.speculation.clone());
+            if let Some(replica) = replica {
+                let nodes = sending.nodes.clone();
+                batch.set_load_balancing_policy(Some(Arc::new(First { replica, nodes })));
+            }
             let values: Vec<&Values> = several.iter().map(|(_, values)| values).collect();
             session.batch(&batch, values).await
         }

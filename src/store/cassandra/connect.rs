@@ -6,7 +6,10 @@ use scylla::{
     client::{
         execution_profile::ExecutionProfile, session::Session, session_builder::SessionBuilder,
     },
-    policies::{load_balancing::DefaultPolicy, retry::DefaultRetryPolicy},
+    policies::{
+        load_balancing::{DefaultPolicy, LoadBalancingPolicy},
+        retry::DefaultRetryPolicy,
+    },
     statement::{Consistency, SerialConsistency},
 };
 
@@ -100,18 +103,23 @@ pub(super) fn profile(
     settings: &Settings,
     speculation: Option<Arc<Speculation>>,
 ) -> ExecutionProfile {
-    let mut nodes = DefaultPolicy::builder().token_aware(true);
-    if let Some(datacenter) = &settings.datacenter {
-        nodes = nodes.prefer_datacenter(datacenter.clone());
-    }
     ExecutionProfile::builder()
         .consistency(settings.consistency)
         .serial_consistency(Some(serial(settings.consistency)))
         .request_timeout(Some(settings.timeout))
-        .load_balancing_policy(nodes.build())
+        .load_balancing_policy(nodes(settings))
         .retry_policy(Arc::new(DefaultRetryPolicy::new()))
         .speculative_execution_policy(speculation.map(|policy| policy as _))
         .build()
+}
+
+/// Returns the policy that chooses the nodes of a request: first the replicas of what it reads or writes.
+pub(super) fn nodes(settings: &Settings) -> Arc<dyn LoadBalancingPolicy> {
+    let mut nodes = DefaultPolicy::builder().token_aware(true);
+    if let Some(datacenter) = &settings.datacenter {
+        nodes = nodes.prefer_datacenter(datacenter.clone());
+    }
+    nodes.build()
 }
 
 pub(super) fn serial(consistency: Consistency) -> SerialConsistency {

@@ -15,7 +15,7 @@ use super::{
 const STRATEGY: &str = "NetworkTopologyStrategy";
 /// The key of a keyspace's replication that names the class, and of settings that is for all datacenters.
 const CLASS: &str = "class";
-const EVERYWHERE: &str = "replication_factor";
+pub(super) const EVERYWHERE: &str = "replication_factor";
 
 /// What the settings say.
 pub(super) struct Wanted<'a> {

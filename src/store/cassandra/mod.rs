@@ -11,6 +11,7 @@ mod consumers;
 mod datacenters;
 mod erase;
 mod files;
+mod grouping;
 mod inbox;
 mod operations;
 mod reads;
@@ -47,6 +48,7 @@ use self::{
     changes::ChangeColumns,
     columns::{MessageColumns, big, bucket_of, corrupt, opens_bucket},
     connect::{profile, serial},
+    grouping::Datacenter,
     ring::RingColumns,
     speculation::{Profile, Speculation},
     statements::{Profiles, Statements},
@@ -129,13 +131,8 @@ impl Cassandra {
             session: session.clone(),
             profile: profiles.writes,
             in_flight_max: settings.in_flight_max,
-            copies: settings
-                .keyspace
-                .replication
-                .values()
-                .copied()
-                .max()
-                .unwrap_or(3) as usize,
+            nodes: connect::nodes(settings),
+            datacenter: Datacenter::of(settings),
         };
         let (stop, done) = (closing.clone(), written.clone());
         tasks.spawn(async move {

@@ -340,6 +340,16 @@ impl Store for Cassandra {
         rows.into_iter().map(|r| r.row(OPERATION)).collect()
     }
 
+    async fn inbox_count(&self, user: &UserId, most: usize) -> Result<usize> {
+        let statement = &self.statements.inbox_count;
+        let values = (
+            user.as_str().to_owned(),
+            i32::try_from(most).unwrap_or(i32::MAX),
+        );
+        let rows: Vec<(uuid::Uuid,)> = self.read_pages("inbox_count", statement, values).await?;
+        Ok(rows.len())
+    }
+
     async fn inbox_rows(&self, user: &UserId, keys: &[InboxKey]) -> Result<Vec<InboxRow>> {
         const OPERATION: &str = "inbox_rows";
         let mut rows = Vec::with_capacity(keys.len());

@@ -259,6 +259,7 @@ statements! {
         last_preview, read_seq, left_seq, summary, read_texts, WRITETIME(read_texts) AS read_texts_seq, deleted, rev, \
         muted_until, push, WRITETIME(push) AS settings_version \
         FROM user_conversations WHERE user_id = ?",
+    read inbox_count: "SELECT conversation_id FROM user_conversations WHERE user_id = ? LIMIT ?",
     read inbox_rows: "SELECT conversation_id, kind, name, joined_seq, seq, last_seq, last_message_id, last_at, last_sender, last_kind, \
         last_preview, read_seq, left_seq, summary, read_texts, WRITETIME(read_texts) AS read_texts_seq, deleted, rev, \
         muted_until, push, WRITETIME(push) AS settings_version \

@@ -55,6 +55,8 @@ pub(super) const LEFT: u8 = b'l';
 /// Until when a user muted the conversation, and whether its messages are pushed.
 pub(super) const MUTED: u8 = b'm';
 pub(super) const PUSH: u8 = b'p';
+/// Columns of an inbox row: `OLD_SUMMARY`, `SUMMARY`, `READ`, `LEFT`, `DELETED`, `REV`, `MUTED` and `PUSH`.
+pub(super) const INBOX_COLUMNS: usize = 8;
 
 /// The initial capacity of a key, enough for most users.
 const KEY_BYTES: usize = 80;

@@ -67,6 +67,7 @@ impl Fixture {
         let settings = Settings {
             body_bytes_max: 1000,
             group_participants_max: 5000,
+            conversations_per_user_max: None,
             idle: IDLE,
             operation_timeout: Duration::from_secs(60),
             open_max: 100,

@@ -146,6 +146,7 @@ fn settings(open_max: usize) -> Settings {
     Settings {
         body_bytes_max: 1000,
         group_participants_max: 100,
+        conversations_per_user_max: None,
         idle: Duration::from_secs(300),
         operation_timeout: Duration::from_secs(2),
         open_max,
