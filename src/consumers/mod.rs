@@ -16,5 +16,6 @@ pub mod webhooks;
 pub use control::{Control, SkippedAfter, Status, Tested};
 pub use follower::{Follower, Line, Settings};
 pub use runner::{Consumers, Push};
+pub use scan::SCAN_EVERY;
 pub use states::States;
 pub use webhooks::dispatcher::Webhook;

@@ -15,7 +15,7 @@ use crate::{
 };
 
 /// The time between two scans.
-const SCAN_EVERY: Duration = Duration::from_secs(60);
+pub const SCAN_EVERY: Duration = Duration::from_secs(60);
 /// Rows that are read at once.
 const PAGE: usize = 500;
 /// The time in which a conversation is expected to be caught up with. Then its place is given to another one.

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a panic fails the test")]
 
 mod architecture;
+mod broken;
 mod cluster;
 mod golden;
 mod panics;

@@ -19,6 +19,8 @@ use rand::{RngExt, SeedableRng, rngs::StdRng};
 use tokio::time::{Duration, Instant};
 use uuid::Uuid;
 
+use crate::broken::{find, require};
+
 /// Between two reads of the ring.
 const POLL: Duration = Duration::from_millis(500);
 /// Between two reads of the others' heartbeats.
@@ -549,7 +551,7 @@ fn no_two_gateways_act_for_one_conversation() {
 
 #[test]
 fn each_broken_rule_of_the_ring_is_found() {
-    for broken in [
+    let rules = [
         Broken::Wait,
         Broken::Start,
         Broken::Beat,
@@ -561,9 +563,21 @@ fn each_broken_rule_of_the_ring_is_found() {
         Broken::Readable,
         Broken::Told,
         Broken::Join,
-    ] {
-        let found = (0..4_000).find(|&seed| !simulate(seed, broken).findings.is_empty());
-        println!("broken rule {broken:?}: found at seed {found:?}");
-        assert!(found.is_some(), "no seed finds the broken rule {broken:?}");
-    }
+    ];
+    require(rules.map(|broken| {
+        let kinds: &[&str] = match broken {
+            Broken::Unasked
+            | Broken::Unversioned
+            | Broken::Readable
+            | Broken::Told
+            | Broken::Join => &[" and acts at level ", " and is a member at level "],
+            Broken::Nothing | Broken::Wait | Broken::Start | Broken::Beat | Broken::Rule(_) => {
+                &[" has acted under "]
+            }
+        };
+        find(broken, 0..4_000, kinds, |seed, is_broken| {
+            let rule = if is_broken { broken } else { Broken::Nothing };
+            simulate(seed, rule).findings
+        })
+    }));
 }

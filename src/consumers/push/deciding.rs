@@ -13,7 +13,7 @@ use metrics::gauge;
 use tokio::{sync::Notify, time::Instant};
 
 use super::{
-    Message, Notification, Sent,
+    Message, Notification, PAUSE_MAX, Sent,
     queue::{Decided, Done, Positions, Queue, SentToSome, Waiting},
     services::{Services, service_of},
     showing::{badge, is_muted, message},
@@ -32,7 +32,7 @@ const DECISIONS_AT_ONCE: usize = 256;
 /// session is closed before that. If more messages come, it is twice as long at most.
 const PRESENT_MAX: Duration = Duration::from_secs(90);
 /// The pause before a decision is repeated that failed, and the longest one.
-const AGAIN_AFTER: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(60));
+const AGAIN_AFTER: (Duration, Duration) = (Duration::from_secs(2), PAUSE_MAX);
 /// The time after which a message is forgotten for which nobody asks any more.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(300);
 /// Conversations of a user that are sent at once.

@@ -39,6 +39,8 @@ use crate::{
     seldom::seldom,
 };
 
+/// The longest pause before a push service or a device is tried again, unless the service asks for more.
+pub const PAUSE_MAX: Duration = Duration::from_secs(60);
 /// The time limit of one request to a push service.
 const TIMEOUT: Duration = Duration::from_secs(10);
 

@@ -6,12 +6,13 @@ use reqwest::Url;
 use serde::Deserialize;
 use tokio::time::Instant;
 
+use super::PAUSE_MAX;
 use crate::model::{Device, PushProvider};
 
 /// Failures in a row after which nothing is sent to a service for a while.
 const FAILURES_MAX: u32 = 3;
 /// The first and the longest of these pauses.
-const PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
+const PAUSE: (Duration, Duration) = (Duration::from_secs(1), PAUSE_MAX);
 /// Services with failures that are remembered. Users choose hosts below `push.web.hosts`.
 const SERVICES_MAX: usize = 1_000;
 

@@ -19,9 +19,11 @@ use crate::{
 };
 
 const PAUSE_MIN: Duration = Duration::from_secs(1);
-const PAUSE_MAX: Duration = Duration::from_secs(600);
+/// The longest pause of an endpoint after failures, unless it asks for more with `Retry-After`.
+pub const PAUSE_MAX: Duration = Duration::from_secs(600);
 /// The pauses between the attempts for an event that fails by itself: ten attempts in 75 hours.
-const ATTEMPT_PAUSES_S: [u64; 9] = [5, 300, 1_800, 7_200, 18_000, 36_000, 50_400, 72_000, 86_400];
+pub const ATTEMPT_PAUSES_S: [u64; 9] =
+    [5, 300, 1_800, 7_200, 18_000, 36_000, 50_400, 72_000, 86_400];
 const ATTEMPTS_MAX: u8 = ATTEMPT_PAUSES_S.len() as u8 + 1;
 /// If so many conversations in a row are rejected, and nothing is accepted in between, the endpoint itself is at fault.
 const REJECTED_IN_A_ROW: usize = 20;

@@ -9,15 +9,12 @@ use std::{
 use chat_gateway::{
     chat::{LogRange, Operation, Outcome, Page},
     cluster::Router,
-    model::{ClientId, Content, Cursor, EntryKind, Seq, SystemChange, UserId, limits::RING_RAISE},
+    model::{ClientId, Content, Seq, SystemChange, UserId, limits::RING_RAISE},
     protocol::InboxItem,
 };
 use tokio::time::{sleep, timeout};
 
-use super::{
-    setting,
-    world::{Device, VISITOR, World, contiguous, user, visitor},
-};
+use super::world::{Device, VISITOR, World, contiguous, user, visitor};
 
 /// Checks that every client has every message and that every inbox agrees with the log.
 pub(super) async fn check_quiet(world: &Arc<World>, devices: &[Arc<Device>], round: usize) {
@@ -53,90 +50,6 @@ pub(super) async fn check_quiet(world: &Arc<World>, devices: &[Arc<Device>], rou
         };
         check_inbox(world, device, &items, &heads, round);
     }
-}
-
-/// Checks that everything arrives at the receiver of the webhook, in order.
-pub(super) async fn check_arrivals(world: &World, round: usize) {
-    // Longer than the time between two scans, and than the pauses of the endpoint.
-    let within = Duration::from_secs(setting("CLUSTER_WITHIN", 400));
-    let mut heads = Vec::new();
-    for conversation in 0..world.conversations.len() {
-        let page = whole_history(world, conversation).await;
-        heads.push(page.map_or(Cursor::default(), |page| Cursor(page.head, page.rev)));
-    }
-    // From here on nothing asks for the conversations but what follows them: what nobody names is lost.
-    for gateway in world.serving() {
-        let cluster = gateway.cluster();
-        (0..heads.len()).for_each(|_| cluster.iter().for_each(|c| c.conversations.evict_one()));
-    }
-    sleep(Duration::from_secs(2)).await;
-    world.arrivals.recover();
-    let all_there = timeout(within, async {
-        loop {
-            let reached = world.arrivals.reached.lock().unwrap().clone();
-            let ids = world.conversations.iter().map(ToString::to_string);
-            let missing = ids
-                .zip(&heads)
-                .enumerate()
-                .filter_map(|(number, (id, head))| {
-                    let reached = reached.get(&id).copied().unwrap_or_default();
-                    (reached != *head)
-                        .then(|| format!("conversation {number} {head:?}: {reached:?}"))
-                });
-            let missing: Vec<String> = missing.collect();
-            if missing.is_empty() {
-                return;
-            }
-            *world.arrivals.missing.lock().unwrap() = missing.join(", ");
-            sleep(Duration::from_secs(1)).await;
-        }
-    });
-    let mut found = Vec::new();
-    if all_there.await.is_err() {
-        let missing = world.arrivals.missing.lock().unwrap().clone();
-        found.push(format!(
-            "round {round}: not all arrived at the receiver: {missing}"
-        ));
-    }
-    found.extend(world.arrivals.take_findings());
-    let mut checker = world.checker.lock().unwrap();
-    found.into_iter().for_each(|text| checker.find(text));
-}
-
-/// Checks that the device of the user who sleeps is notified of the newest message that is not deleted.
-pub(super) async fn check_pushed(world: &World, round: usize) {
-    const WITHIN: Duration = Duration::from_secs(400);
-    let Some(page) = whole_history(world, 0).await else {
-        return;
-    };
-    let texts = page.entries.iter().rev().filter(|entry| {
-        let state = page.states.iter().find(|(seq, _)| *seq == entry.seq);
-        let newest = entry.newest(state.map(|(_, state)| &**state)).last;
-        newest.kind == EntryKind::Text && !newest.deleted
-    });
-    let expected = texts.map(|entry| entry.seq).next().unwrap_or_default();
-    let pushed = || {
-        let newest = world.pushed.newest.lock().unwrap();
-        newest
-            .get(&world.conversations[0])
-            .copied()
-            .unwrap_or_default()
-    };
-    let all_there = timeout(WITHIN, async {
-        while pushed() < expected {
-            sleep(Duration::from_secs(1)).await;
-        }
-    });
-    let mut found = Vec::new();
-    if all_there.await.is_err() {
-        found.push(format!(
-            "round {round}: message {expected} was not pushed, only {}",
-            pushed()
-        ));
-    }
-    found.extend(world.pushed.take_findings());
-    let mut checker = world.checker.lock().unwrap();
-    found.into_iter().for_each(|text| checker.find(text));
 }
 
 /// Reads the whole page of a conversation. `None` if it is not served within 30 s.

@@ -22,6 +22,7 @@ use super::{
     world::{Consuming, World, create, spawn, user},
     writers::ask,
 };
+use crate::broken::{find, require};
 
 /// Bytes of each upload.
 const BYTES: u64 = 1 << 20;
@@ -112,10 +113,16 @@ fn uploads_are_counted_while_homes_change() {
 
 #[test]
 fn gateways_that_count_for_themselves_are_found() {
-    break_rule(Some(Mutation::UploadHome));
-    let found = (0..SEEDS_TO_FIND)
-        .find_map(|seed| violation(paused(seed, run(seed, Faults::BAD_DAY, true))));
-    break_rule(None);
-    println!("{found:?}");
-    assert!(found.is_some(), "the broken rule is not found");
+    let rule = Mutation::UploadHome;
+    require([find(
+        rule,
+        0..SEEDS_TO_FIND,
+        &["uploads"],
+        |seed, is_broken| {
+            break_rule(is_broken.then_some(rule));
+            let counts = paused(seed, run(seed, Faults::BAD_DAY, true));
+            break_rule(None);
+            violation(counts).into_iter().collect()
+        },
+    )]);
 }

@@ -96,7 +96,6 @@ async fn send(gateway: &Gateway, talk: &mut Talk) {
 async fn started() -> (Arc<World>, Arc<Gateway>) {
     let consuming = Consuming {
         webhook: true,
-        staying_down: true,
         pushing: false,
         large: true,
     };

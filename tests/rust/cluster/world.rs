@@ -10,7 +10,10 @@ mod pushing;
 mod receiving;
 
 use std::{
-    sync::{Arc, Mutex, atomic::AtomicBool},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -29,6 +32,7 @@ use pushing::Pushed;
 pub(super) use pushing::SLEEPER;
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 use receiving::Arrivals;
+use tokio::sync::Notify;
 
 use crate::simulation::seen::Seen;
 
@@ -42,8 +46,6 @@ const KINDS: [Kind; 3] = [Kind::Group, Kind::Dm, Kind::Channel];
 #[derive(Clone, Copy, Default)]
 pub(super) struct Consuming {
     pub(super) webhook: bool,
-    /// Whether its receiver, once down, stays so until a check lets it recover. So conversations are closed while they lag.
-    pub(super) staying_down: bool,
     /// Whether a user sleeps, to whom messages are pushed.
     pub(super) pushing: bool,
     /// Whether the limits of webhooks are those of the default settings. Small ones show more in a short time.
@@ -67,6 +69,10 @@ pub(super) struct World {
     pub(super) sending: AtomicBool,
     /// Whether gateways crash, pause, leave, join and are cut off.
     pub(super) churning: AtomicBool,
+    /// Whether clients neither connect nor read, and nothing is evicted.
+    resting: AtomicBool,
+    /// Wakes those who rested. The order is always the same, unlike that of a `watch`.
+    rested: Notify,
     /// Acknowledged messages.
     pub(super) messages: Mutex<usize>,
     /// Messages and changes that are requested and neither acknowledged nor given up.
@@ -127,6 +133,8 @@ impl World {
             },
             sending: AtomicBool::new(false),
             churning: AtomicBool::new(false),
+            resting: AtomicBool::new(false),
+            rested: Notify::new(),
             messages: Mutex::default(),
             waiting: Mutex::default(),
             changing,
@@ -138,6 +146,21 @@ impl World {
             arrivals: Arrivals::new(seed),
             pushed: Pushed::default(),
         })
+    }
+
+    /// Lets everyone rest who opens or closes conversations, or lets them go on.
+    pub(super) fn rest(&self, rests: bool) {
+        self.resting.store(rests, Ordering::Relaxed);
+        if !rests {
+            self.rested.notify_waiters();
+        }
+    }
+
+    /// Waits while everyone rests.
+    async fn rested(&self) {
+        while self.resting.load(Ordering::Relaxed) {
+            self.rested.notified().await;
+        }
     }
 
     pub(super) fn below(&self, most: usize) -> usize {

@@ -10,7 +10,12 @@ use chat_gateway::{
 };
 use tokio::time::{Instant, sleep};
 
-use super::{Rules, World, setting, simulate};
+use super::{
+    Rules, World,
+    rules::{ASKED_BY_NOBODY, INBOX_SHOWS, PAGE, REACTED, STORED, TEXT_LEFT, TOLD, UNREAD},
+    setting, simulate,
+};
+use crate::broken::{find, require};
 
 /// Deaths of one run.
 const DEATHS_MAX: usize = 4;
@@ -89,31 +94,29 @@ fn nothing_is_lost_when_an_owner_dies_after_any_step_of_a_change() {
     assert!(failed.is_empty(), "{failed:#?}");
 }
 
+fn find_death(step: Step, rule: Mutation, seeds: u64, kinds: &[&str]) -> Result<(), String> {
+    find((step, rule), 0..seeds, kinds, |seed, is_broken| {
+        simulate(seed, Rules::Dying(step, is_broken.then_some(rule))).findings
+    })
+}
+
 #[test]
 fn a_takeover_that_does_not_apply_changes_again_is_found() {
-    for step in [
+    let steps = [
         Step::RowWritten,
         Step::Committed,
         Step::StatesWritten,
         Step::ReactorsWritten,
         Step::TakeoverSettled,
-    ] {
-        let rules = Rules::Dying(step, Some(Mutation::ChangeReapply));
-        let found = (0..50).find(|&seed| !simulate(seed, rules).findings.is_empty());
-        assert!(found.is_some(), "no seed finds the death after {step:?}");
-    }
+    ];
+    let kinds = [STORED, REACTED, INBOX_SHOWS, UNREAD, TEXT_LEFT];
+    require(steps.map(|step| find_death(step, Mutation::ChangeReapply, 50, &kinds)));
 }
 
 #[test]
 fn a_takeover_that_does_not_settle_changes_is_found() {
-    let rules = Rules::Dying(Step::RowOnSomeReplicas, Some(Mutation::ChangeSettle));
-    let seeds = 0..setting("SEEDS").unwrap_or(300);
-    let found = seeds
-        .into_iter()
-        .find(|&seed| !simulate(seed, rules).findings.is_empty());
-    println!("found at seed {found:?}");
-    assert!(
-        found.is_some(),
-        "no seed finds the rows that are not settled"
-    );
+    let seeds = setting("SEEDS").unwrap_or(300);
+    let (step, rule) = (Step::RowOnSomeReplicas, Mutation::ChangeSettle);
+    let kinds = [ASKED_BY_NOBODY, TOLD, PAGE, STORED, " is not in the log"];
+    require([find_death(step, rule, seeds, &kinds)]);
 }

@@ -148,6 +148,7 @@ impl World {
     pub(crate) async fn look(self: Arc<Self>) {
         for session in 0.. {
             sleep(self.millis(20, 600)).await;
+            self.rested().await;
             let Some(gateway) = self.some_gateway() else {
                 continue;
             };
@@ -212,6 +213,7 @@ impl World {
         }
         loop {
             sleep(self.millis(1, 300)).await;
+            self.rested().await;
             if let Some(cluster) = self.some_gateway().and_then(|gateway| gateway.cluster()) {
                 cluster.conversations.evict_one();
             }
@@ -222,6 +224,7 @@ impl World {
     pub(crate) async fn read(self: Arc<Self>) {
         loop {
             sleep(self.millis(50, 900)).await;
+            self.rested().await;
             self.history(self.below(3), 0).await;
         }
     }
@@ -248,6 +251,7 @@ impl Device {
         let mut session = 0;
         loop {
             sleep(world.millis(10, 800)).await;
+            world.rested().await;
             session += 1;
             let Some(gateway) = world.some_gateway() else {
                 continue;
@@ -343,6 +347,9 @@ impl Device {
 
     /// Reads some of what the user missed, from any gateway.
     async fn read_missed(&self, world: &World, missed: &mut Missed) {
+        if !missed.to_read.is_empty() || !missed.to_ask.is_empty() {
+            world.rested().await;
+        }
         if let Some((_, conversation, page)) = missed.late.take_if(|(at, ..)| *at <= Instant::now())
         {
             self.take_page(world, conversation, &page, missed);

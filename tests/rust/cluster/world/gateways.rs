@@ -193,7 +193,6 @@ impl World {
             .spawn(async move { starting.serve(world, Arc::new(store), network).await });
     }
 
-    /// Number of gateways whose process has not ended.
     /// Starts so many gateways, and waits until so many serve.
     pub(crate) async fn start_all(self: &Arc<Self>, number: usize) {
         for _ in 0..number {
@@ -204,6 +203,7 @@ impl World {
         }
     }
 
+    /// Number of gateways whose process has not ended.
     pub(crate) fn live(&self) -> usize {
         let gateways = self.gateways.lock().unwrap();
         let live = gateways.iter().filter(|g| !g.over.load(Ordering::Relaxed));
@@ -221,6 +221,7 @@ impl World {
     }
 
     pub(crate) fn kill(&self, gateway: &Gateway) {
+        tracing::trace!(gateway = gateway.number, "killed");
         gateway.over.store(true, Ordering::Relaxed);
         gateway.process.kill();
         self.wire.lock().unwrap().listeners.remove(&gateway.address);
@@ -262,6 +263,7 @@ impl World {
 
     fn pause(self: &Arc<Self>, gateway: Arc<Gateway>) {
         let (world, pause) = (self.clone(), self.millis(300, 6_000));
+        tracing::trace!(gateway = gateway.number, ?pause, "paused");
         gateway.process.pause();
         spawn(async move {
             sleep(pause).await;
@@ -286,6 +288,7 @@ impl World {
     /// Cuts a gateway off from the store for a time.
     fn cut_off(&self, gateway: Arc<Gateway>) {
         let time = self.millis(100, 6_000);
+        tracing::trace!(gateway = gateway.number, ?time, "cut off from the store");
         gateway.cut.store(true, Ordering::Relaxed);
         spawn(async move {
             sleep(time).await;

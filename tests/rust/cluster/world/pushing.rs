@@ -57,12 +57,12 @@ impl Notifier for Service {
     async fn notify(&self, device: &Device, notification: &Notification) -> Sent {
         let arrivals = &self.0.arrivals;
         sleep(Duration::from_millis(arrivals.below(40))).await;
-        if arrivals.is_down() || arrivals.below(10) == 0 {
+        if arrivals.is_down() || arrivals.fails(10) {
             return Sent::Later(None);
         }
         assert_eq!(device.token, "sleeper");
         self.0.pushed.got(notification);
-        let is_lost = arrivals.below(15) == 0;
+        let is_lost = arrivals.fails(15);
         sleep(Duration::from_millis(arrivals.below(40))).await;
         if is_lost {
             Sent::Later(None)

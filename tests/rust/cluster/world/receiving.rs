@@ -32,14 +32,14 @@ use super::World;
 pub(crate) struct Arrivals {
     random: Mutex<StdRng>,
     is_down: AtomicBool,
+    /// Whether it accepts everything. Otherwise it fails now and then also when it is not down.
+    is_healthy: AtomicBool,
     /// Whether what delivers panics at the next events.
     pub(crate) panics: AtomicBool,
     /// The newest entry and change of each conversation.
     pub(crate) reached: Mutex<BTreeMap<String, Cursor>>,
     pub(crate) repeats: Mutex<usize>,
     findings: Mutex<Vec<String>>,
-    /// What has not arrived yet, as a check saw last.
-    pub(crate) missing: Mutex<String>,
 }
 
 impl Arrivals {
@@ -47,11 +47,11 @@ impl Arrivals {
         Self {
             random: Mutex::new(StdRng::seed_from_u64(seed ^ 2)),
             is_down: AtomicBool::new(false),
+            is_healthy: AtomicBool::new(false),
             panics: AtomicBool::new(false),
             reached: Mutex::default(),
             repeats: Mutex::default(),
             findings: Mutex::default(),
-            missing: Mutex::default(),
         }
     }
 
@@ -61,6 +61,19 @@ impl Arrivals {
 
     pub(super) fn is_down(&self) -> bool {
         self.is_down.load(Ordering::Relaxed)
+    }
+
+    /// Draws whether something fails that does so once in so many times.
+    pub(super) fn fails(&self, one_in: u64) -> bool {
+        !self.is_healthy.load(Ordering::Relaxed) && self.below(one_in) == 0
+    }
+
+    /// Lets it accept everything from now on, or fail now and then.
+    pub(crate) fn set_healthy(&self, is_healthy: bool) {
+        self.is_healthy.store(is_healthy, Ordering::Relaxed);
+        if is_healthy {
+            self.recover();
+        }
     }
 
     pub(crate) fn go_down(&self) {
@@ -139,16 +152,16 @@ impl Simulated {
             retry_after: None,
         };
         sleep(Duration::from_millis(arrivals.below(40))).await;
-        if arrivals.is_down() || arrivals.below(20) == 0 {
+        if arrivals.is_down() || arrivals.fails(20) {
             return (unavailable, None);
         }
-        if events.len() > 1 && arrivals.below(30) == 0 {
+        if events.len() > 1 && arrivals.fails(30) {
             return (Outcome::Rejected(413), None);
         }
         for event in events {
             arrivals.arrived(event);
         }
-        let is_lost = arrivals.below(15) == 0;
+        let is_lost = arrivals.fails(15);
         sleep(Duration::from_millis(arrivals.below(40))).await;
         let outcome = if is_lost {
             unavailable
@@ -190,14 +203,14 @@ impl World {
         Consumers::new(gateway, store.clone(), settings, webhooks, push)
     }
 
-    /// Lets the receiver be down at times.
+    /// Lets the receiver go down and recover while gateways come and go. If it is down at the end of that, it stays so until
+    /// a check. So conversations are closed while they lag, and gateways pause for long.
     pub(crate) async fn fail(self: Arc<Self>) {
         loop {
             let arrivals = &self.arrivals;
             sleep(Duration::from_millis(500 + arrivals.below(4_000))).await;
-            let is_churning = self.churning.load(Ordering::Relaxed);
-            if is_churning || !self.consuming.staying_down {
-                let is_down = is_churning && arrivals.below(2) == 0;
+            if self.churning.load(Ordering::Relaxed) {
+                let is_down = arrivals.below(2) == 0;
                 arrivals.is_down.store(is_down, Ordering::Relaxed);
             }
         }
