@@ -160,8 +160,12 @@ fn pack(sending: &Sending, taken: &mut Vec<Queued>, turn: &mut usize) -> Vec<Pac
     let replicas: Vec<Vec<Uuid>> = if sending.datacenter.all_are_replicas(&state) {
         vec![Vec::new(); taken.len()]
     } else {
-        let of = |queued: &Queued| sending.datacenter.replicas(&state, &queued.unit);
-        taken.iter().map(of).collect()
+        let of = |(statement, values): &(Arc<Write>, Values)| {
+            let statement = &statement.prepared;
+            sending.datacenter.replicas(&state, statement, values)
+        };
+        let first = |queued: &Queued| queued.unit.statements.first().map_or_else(Vec::new, of);
+        taken.iter().map(first).collect()
     };
     let units = taken.drain(..).zip(replicas);
     let units = units.map(|(queued, replicas)| (queued.unit.bytes, replicas, queued));

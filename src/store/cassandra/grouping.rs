@@ -10,10 +10,12 @@ use scylla::{
     cluster::{ClusterState, NodeRef},
     policies::load_balancing::{FallbackPlan, LoadBalancingPolicy, RoutingInfo},
     routing::{Shard, Token},
+    serialize::row::SerializeRow,
+    statement::prepared::PreparedStatement,
 };
 use uuid::Uuid;
 
-use super::{batches::Unit, connect::Settings, datacenters::EVERYWHERE};
+use super::{connect::Settings, datacenters::EVERYWHERE};
 
 /// Units of one batch. Cassandra warns above ten partitions (`unlogged_batch_across_partitions_warn_threshold`).
 const BATCH_UNITS_MAX: usize = 10;
@@ -122,12 +124,13 @@ impl Datacenter {
         nodes.filter(|node| self.has(node)).count() <= self.copies
     }
 
-    /// Returns the connected replicas of a unit.
-    pub(super) fn replicas(&self, state: &ClusterState, unit: &Unit) -> Vec<Uuid> {
-        let Some((statement, values)) = unit.statements.first() else {
-            return Vec::new();
-        };
-        let statement = &statement.prepared;
+    /// Returns the connected replicas of the partition of a statement.
+    pub(super) fn replicas(
+        &self,
+        state: &ClusterState,
+        statement: &PreparedStatement,
+        values: &impl SerializeRow,
+    ) -> Vec<Uuid> {
         let token: Option<Token> = statement.calculate_token(values).ok().flatten();
         let (Some(token), Some(table)) = (token, statement.get_table_spec()) else {
             return Vec::new();
@@ -156,15 +159,12 @@ impl LoadBalancingPolicy for First {
         let Some(node) = node.filter(|node| node.is_connected()) else {
             return self.nodes.pick(request, cluster);
         };
-        let shard = request.token.zip(request.table).and_then(|(token, table)| {
-            let replicas = cluster.get_token_endpoints(table.ks_name(), table.table_name(), token);
-            let mut replicas = replicas.into_iter();
-            replicas.find_map(|(replica, shard)| (replica.host_id == self.replica).then_some(shard))
-        });
+        // As the driver computes it, so that it passes over this node when it asks further ones.
+        let shard_of = |token| node.sharder().map_or(0, |sharder| sharder.shard_of(token));
+        let shard = request.token.map(shard_of);
         Some((node, shard))
     }
 
-    /// The driver passes over the node that was picked.
     fn fallback<'a>(
         &'a self,
         request: &'a RoutingInfo,
