@@ -14,10 +14,10 @@ mod files;
 mod finishing;
 mod followed;
 mod loading;
+mod newcomers;
 mod panicked;
 mod parked;
 mod publishing;
-mod room;
 mod takeover;
 mod taking_changes;
 
@@ -79,7 +79,7 @@ pub(super) struct Command {
     pub operation: Operation,
     pub reply: oneshot::Sender<Result<OwnerReply, Error>>,
     /// Whether the users whom it brings into the conversation may be in one more.
-    pub has_room: bool,
+    pub newcomers_fit: bool,
 }
 
 /// The answer of an owner. The owner does not read old entries itself, because all other operations would wait. It

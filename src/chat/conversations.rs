@@ -166,7 +166,7 @@ impl Conversations {
             actor,
             operation,
             reply,
-            has_room: false,
+            newcomers_fit: false,
         };
         let offered = self.offer(conversation, command);
         let answered = async move {

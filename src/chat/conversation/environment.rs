@@ -6,8 +6,8 @@ use metrics::{Counter, counter};
 
 use crate::{
     chat::{
-        following::Consumers, inbox::InboxWriter, lease::Lease, publish::Publish, rooms::Rooms,
-        unfinished::Unfinished, versions::Versions,
+        following::Consumers, inbox::InboxWriter, inbox_limits::InboxLimits, lease::Lease,
+        publish::Publish, unfinished::Unfinished, versions::Versions,
     },
     clock,
     memory::Memory,
@@ -48,7 +48,7 @@ pub(in crate::chat) struct Environment {
     pub store: Arc<dyn Store>,
     pub publish: Arc<dyn Publish>,
     pub inbox: Arc<InboxWriter>,
-    pub rooms: Rooms,
+    pub inbox_limits: InboxLimits,
     pub lease: Lease,
     pub settings: Settings,
     pub entries_committed: Counter,
@@ -73,7 +73,7 @@ impl Environment {
             store,
             publish,
             inbox,
-            rooms: Rooms::default(),
+            inbox_limits: InboxLimits::default(),
             lease,
             settings,
             entries_committed,

@@ -50,7 +50,7 @@ enum Lookup {
     /// An uploaded file that a message is to have.
     File(AttachmentId),
     /// Whether these users may be in one more conversation.
-    Room(Vec<UserId>),
+    FullInbox(Vec<UserId>),
 }
 
 /// The answer to one lookup.
@@ -61,7 +61,7 @@ enum Found {
     Reactions(Vec<(String, bool)>),
     File(Instant, Option<FoundFile>),
     /// A user who is in as many conversations as one may be in.
-    Room(Option<UserId>),
+    FullInbox(Option<UserId>),
 }
 
 /// The answers to lookups that were made together.
@@ -170,7 +170,7 @@ impl Owner {
         } = command;
         let mut lookups = Vec::new();
         let Some(participants) = &self.participants else {
-            lookups.extend(self.newcomers(command).map(Lookup::Room));
+            lookups.extend(self.newcomers(command).map(Lookup::FullInbox));
             return lookups;
         };
         let committed = participants.committed();
@@ -201,7 +201,7 @@ impl Owner {
             self.entry_lookups(command, &mut lookups);
         }
         if lookups.is_empty() {
-            lookups.extend(self.newcomers(command).map(Lookup::Room));
+            lookups.extend(self.newcomers(command).map(Lookup::FullInbox));
         }
         lookups
     }
@@ -270,7 +270,7 @@ impl Owner {
     /// Starts the lookups that the parked commands need, up to the limit.
     pub(super) fn start_lookups(&mut self) {
         let kind = self.participants.as_ref().map(|p| p.details.kind);
-        // Without participants only rooms are looked up.
+        // Without participants only their inboxes are looked up.
         let kind = kind.unwrap_or(Kind::Group);
         let mut lookups = Vec::new();
         for command in &self.parked.commands {
@@ -311,10 +311,10 @@ impl Owner {
                         let found = files::find(&**store, *file).await;
                         found.map(|(since, found)| Found::File(since, found))
                     }
-                    Lookup::Room(users) => {
+                    Lookup::FullInbox(users) => {
                         let max = max.unwrap_or(usize::MAX);
-                        let full = environment.rooms.first_without(&**store, users, max);
-                        full.await.map(Found::Room)
+                        let full = environment.inbox_limits.first_full(&**store, users, max);
+                        full.await.map(Found::FullInbox)
                     }
                 };
                 (lookup, found)
@@ -360,8 +360,8 @@ impl Owner {
                 (Lookup::File(file), Ok(Found::File(since, found))) => {
                     self.parked.files.learn(*file, since, found);
                 }
-                (Lookup::Room(users), Ok(Found::Room(full))) => {
-                    self.found_room(users, full.as_ref(), &mut unparked);
+                (Lookup::FullInbox(users), Ok(Found::FullInbox(full))) => {
+                    self.found_full(users, full.as_ref(), &mut unparked);
                 }
                 (_, Ok(_)) => debug_assert!(false, "the result is not of the kind of its lookup"),
                 (_, Err(error)) => {

@@ -1,4 +1,4 @@
-//! Which users an operation brings into the conversation, so that they must have room in their inbox: see `rooms.rs`.
+//! Which users an operation brings into the conversation, so that they must have room in their inbox: see `inbox_limits.rs`.
 
 use std::collections::VecDeque;
 
@@ -18,7 +18,7 @@ impl Owner {
     pub(super) fn newcomers(&self, command: &Command) -> Option<Vec<UserId>> {
         let settings = &self.environment.settings;
         settings.conversations_per_user_max?;
-        if command.has_room {
+        if command.newcomers_fit {
             return None;
         }
         let max = settings.group_participants_max;
@@ -45,7 +45,7 @@ impl Owner {
     }
 
     /// Notes that these users have room, or refuses the commands that bring them in because `full` has none.
-    pub(super) fn found_room(
+    pub(super) fn found_full(
         &self,
         users: &[UserId],
         full: Option<&UserId>,
@@ -61,7 +61,7 @@ impl Owner {
             match &refused {
                 Some(error) if asked => drop(command.reply.send(Err(error.clone()))),
                 _ => {
-                    command.has_room |= asked;
+                    command.newcomers_fit |= asked;
                     commands.push_back(command);
                 }
             }

@@ -23,19 +23,19 @@ const COUNTED_AT_ONCE: usize = 16;
 
 /// The number of rows of large inboxes that were counted last.
 #[derive(Default)]
-pub(super) struct Rooms(Mutex<HashMap<UserId, Counted>>);
+pub(super) struct InboxLimits(Mutex<HashMap<UserId, Counted>>);
 
 struct Counted {
     rows: usize,
     since: Instant,
 }
 
-impl Rooms {
+impl InboxLimits {
     /// Returns one of these users who is in `max` conversations already.
     ///
     /// # Errors
     /// The error of the store.
-    pub(super) async fn first_without(
+    pub(super) async fn first_full(
         &self,
         store: &dyn Store,
         users: &[UserId],
@@ -113,11 +113,16 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_large_inbox_is_counted_once_a_minute() {
-        let (store, rooms) = (Simulated::new(1, Faults::NONE), Rooms::default());
+        let (store, inbox_limits) = (Simulated::new(1, Faults::NONE), InboxLimits::default());
         let alice = UserId::new("alice").unwrap();
         let bob = UserId::new("bob").unwrap();
         let users = [alice.clone(), bob.clone()];
-        let first = async |max| rooms.first_without(&store, &users, max).await.unwrap();
+        let first = async |max| {
+            inbox_limits
+                .first_full(&store, &users, max)
+                .await
+                .unwrap()
+        };
         write(&store, &alice, REMEMBERED_FROM).await;
         write(&store, &bob, 2).await;
         let max = REMEMBERED_FROM + 2;
@@ -131,7 +136,7 @@ mod tests {
         assert_eq!(first(max).await, None);
         // A small one is counted each time.
         write(&store, &bob, 1).await;
-        let full = rooms.first_without(&store, std::slice::from_ref(&bob), 3);
+        let full = inbox_limits.first_full(&store, std::slice::from_ref(&bob), 3);
         assert_eq!(full.await.unwrap(), Some(bob.clone()));
     }
 }
