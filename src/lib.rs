@@ -14,6 +14,7 @@ pub mod files;
 pub mod gateway;
 pub mod import;
 pub mod memory;
+pub mod mend;
 pub mod model;
 mod msgpack;
 #[doc(hidden)]

@@ -6,6 +6,7 @@
 mod architecture;
 mod cluster;
 mod golden;
+mod lost;
 mod panics;
 mod push;
 mod ring;
