@@ -7,6 +7,7 @@ use std::{
 };
 
 use tokio::time::Instant;
+use uuid::Uuid;
 
 use crate::model::{MessageId, Millis, Rank};
 
@@ -101,9 +102,19 @@ pub fn message_id(at: Millis) -> MessageId {
 /// Returns a time UUID with this rank. Its random node and sequence make it unique, not the clock.
 #[must_use]
 pub fn message_id_at(rank: Rank) -> MessageId {
-    let random: u64 = rand::random();
+    with_rank(rank, rand::random())
+}
+
+/// Returns the time UUID with this rank that another UUID makes unique: always the same.
+#[must_use]
+pub fn message_id_of(rank: Rank, unique: Uuid) -> MessageId {
+    let (_, low) = unique.as_u64_pair();
+    with_rank(rank, low)
+}
+
+fn with_rank(rank: Rank, random: u64) -> MessageId {
     let node: [u8; 6] = std::array::from_fn(|i| random.to_le_bytes()[i]);
     let counter = u16::try_from(random >> 50).unwrap_or_default();
     let time = uuid::Timestamp::from_gregorian_time(rank, counter);
-    MessageId(uuid::Uuid::new_v1(time, &node))
+    MessageId(Uuid::new_v1(time, &node))
 }

@@ -2,6 +2,7 @@
 //! and the tests can use it.
 
 mod bucket_rules;
+mod logs;
 mod signals;
 
 use std::{
@@ -93,6 +94,11 @@ enum Command {
     Cluster {
         #[command(subcommand)]
         command: ClusterCommand,
+    },
+    /// Check or mend the logs of one conversation
+    Store {
+        #[command(subcommand)]
+        command: logs::Command,
     },
     /// Print rules for the bucket of uploaded files
     Attachments {
@@ -188,6 +194,7 @@ fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
             Ok(ExitCode::SUCCESS)
         }
         Command::Attachments { command } => bucket_rules::print(&loaded.config, &command),
+        Command::Store { command } => runtime()?.block_on(logs::run(&loaded.config, &command)),
         Command::Compact => compact(&loaded.config),
         Command::Check {
             directory,

@@ -12,23 +12,19 @@ use std::{
     fs::File,
     io::{BufRead, BufReader},
     path::Path,
-    sync::Arc,
-    time::Duration,
 };
 
 use anyhow::{Context, anyhow, bail};
 use futures_util::future::BoxFuture;
 use indicatif::{ProgressBar, ProgressStyle};
-use tokio::time::timeout;
 use uuid::Uuid;
 
 use crate::{
+    alone::Alone,
     chat::{
-        self, Confirmation, Conversations, Creation, DeleteMessages, EditMessage, GetHistory,
-        InboxWriter, LogRange, Publication, Publish, React,
+        self, Conversations, Creation, DeleteMessages, EditMessage, GetHistory, LogRange, React,
     },
     clock,
-    cluster::MembershipAgent,
     config::Config,
     gateway::Files,
     model::{
@@ -46,8 +42,6 @@ use lines::{ConversationLine, DeletedLine, Deletion, Line, MessageLine, Reaction
 const IN_FLIGHT_MAX: usize = 4 * APPENDS_IN_FLIGHT_MAX;
 /// Some programs begin a text file with it.
 const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
-/// The time in which everything must be stored at the end.
-const FINISH_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// The changes of an imported message.
 struct Changes {
@@ -219,41 +213,16 @@ impl Changes {
 /// # Errors
 /// The first wrong line, with its number. The lines before it are imported.
 pub async fn import(config: &Config, file: &Path) -> anyhow::Result<Report> {
-    let (core, upkeep) = (Tasks::default(), Tasks::default());
+    let upkeep = Tasks::default();
     let store = open_store(config, &upkeep).await?;
-    let members = Arc::new(MembershipAgent::alone(store.clone()).await?);
-    let inbox = Arc::new(InboxWriter::new(store.clone(), config.memory()));
-    inbox.recall_ranks().await?;
-    let keeping = members.clone();
-    let keep = upkeep.spawn(async move {
-        keeping.keep().await;
-        tracing::error!("another gateway has taken over this store; the import cannot continue");
-    });
-    let mut settings = config.conversations();
-    settings.operation_timeout = FINISH_TIMEOUT;
-    settings.level = members.level();
-    settings.edit_window = None;
-    settings.conversations_per_user_max = None;
-    let nobody: Arc<dyn Publish> = Arc::new(Nobody);
-    let conversations = Conversations::new(
-        members.me(),
-        store.clone(),
-        nobody.clone(),
-        inbox.clone(),
-        members.lease(),
-        settings,
-        core.clone(),
-    );
-    for &gone in members.gone() {
-        conversations.repair(gone).await?;
-    }
-    let flushing = inbox.clone();
-    let flush = upkeep.spawn(async move { flushing.run().await });
+    let alone = Alone::open(config, store, &upkeep).await?;
+    alone.repair().await?;
     let pictures = Tasks::default();
-    let files = Files::open(config, store.clone(), nobody, core.clone(), pictures)?;
-    let keeper = FileKeeper::beside(file, files, members.level().get());
+    let (publish, core) = (alone.publish.clone(), alone.core.clone());
+    let files = Files::open(config, alone.store.clone(), publish, core, pictures)?;
+    let keeper = FileKeeper::beside(file, files, alone.level());
     let mut importer = Importer {
-        conversations,
+        conversations: alone.conversations.clone(),
         keeper,
         seen: HashMap::new(),
         in_flight: VecDeque::new(),
@@ -262,29 +231,9 @@ pub async fn import(config: &Config, file: &Path) -> anyhow::Result<Report> {
     };
     let imported = importer.file(file).await;
     let drained = importer.wait(0).await;
-    let closed = timeout(FINISH_TIMEOUT, importer.conversations.close()).await;
-    if closed.is_err() || !core.finished(FINISH_TIMEOUT).await {
-        bail!("the conversations were not stored in time");
-    }
-    while !inbox.flush().await {
-        store.healthy()?;
-    }
-    flush.abort();
-    keep.abort();
-    store.forget_activity(members.me()).await?;
-    members.leave(std::future::ready(())).await;
-    store.close().await?;
+    alone.close(true).await?;
     imported.and(drained)?;
     Ok(importer.report)
-}
-
-/// A publisher that does nothing, because no sockets are open during an import.
-struct Nobody;
-
-impl Publish for Nobody {
-    fn publish(&self, _: Publication) -> Confirmation {
-        Confirmation::Immediate
-    }
 }
 
 struct Importer {

@@ -1,6 +1,7 @@
 //! The chat gateway. ARCHITECTURE.md is the map. The modules, from the bottom up: `model`, `protocol`, `store`, `chat`,
 //! `fanout`, `cluster`, `consumers`, `gateway`. `node` connects them, and `command` is the command line.
 
+pub mod alone;
 pub mod auth;
 pub mod chat;
 pub mod clock;
@@ -13,6 +14,7 @@ pub mod files;
 pub mod gateway;
 pub mod import;
 pub mod memory;
+pub mod mend;
 pub mod model;
 mod msgpack;
 #[doc(hidden)]

@@ -117,12 +117,7 @@ mod tests {
         let alice = UserId::new("alice").unwrap();
         let bob = UserId::new("bob").unwrap();
         let users = [alice.clone(), bob.clone()];
-        let first = async |max| {
-            inbox_limits
-                .first_full(&store, &users, max)
-                .await
-                .unwrap()
-        };
+        let first = async |max| inbox_limits.first_full(&store, &users, max).await.unwrap();
         write(&store, &alice, REMEMBERED_FROM).await;
         write(&store, &bob, 2).await;
         let max = REMEMBERED_FROM + 2;

@@ -53,6 +53,15 @@ pub enum ChangeOp {
 }
 
 impl ChangeOp {
+    /// Returns the change that takes the place of a lost one: it deletes nothing.
+    #[must_use]
+    pub fn lost(deleted: DeletedSeqs) -> Self {
+        Self::Delete {
+            entries: Vec::new(),
+            deleted,
+        }
+    }
+
     /// Returns an edit without its content, as it is after its entry was deleted. `None` if it is another change.
     #[must_use]
     pub fn erased_edit(&self) -> Option<Self> {
@@ -199,6 +208,12 @@ impl EntryState {
 }
 
 impl Change {
+    /// Returns whether the change was lost, and this one has its place. Nobody knows what changed.
+    #[must_use]
+    pub fn is_lost(&self) -> bool {
+        matches!(&self.op, ChangeOp::Delete { entries, .. } if entries.is_empty())
+    }
+
     pub fn is_reaction(&self) -> bool {
         matches!(self.op, ChangeOp::React { .. })
     }

@@ -76,6 +76,12 @@ pub trait Store: FileStore + ConsumerStore {
     /// Returns the entries from `from` to `to` inclusive with their states. It is one read of at most two partitions.
     async fn log(&self, conversation: ConversationId, from: Seq, to: Seq) -> Result<LogPage>;
 
+    /// Returns whether there are rows of a log beyond its recorded end. That is so after a restore in which the record is older
+    /// than the log. With `record` the ends are recorded anew.
+    async fn find_ends(&self, _conversation: ConversationId, _record: bool) -> Result<bool> {
+        Ok(false)
+    }
+
     /// Records that everything up to `seq` is committed and applied. The value only increases.
     async fn set_settled(&self, conversation: ConversationId, seq: Seq) -> Result<()>;
 

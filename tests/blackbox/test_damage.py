@@ -4,6 +4,7 @@ import pathlib
 import subprocess
 import urllib.error
 import urllib.request
+import uuid
 
 import pytest
 
@@ -238,3 +239,17 @@ async def test_a_lock_that_is_missing_is_made_again(tmp_path):
     (pathlib.Path(gateway.directory) / "lock").unlink()
     gateway.start()
     assert gateway.stop() == 0
+
+
+async def test_the_logs_of_a_conversation_are_checked_while_no_gateway_runs(tmp_path):
+    gateway, group = await written(tmp_path)
+    for command in ("check", "mend"):
+        done = gateway.command("store", command, group)
+        assert "entries: 1 to 31 must be there, and are" in done.stdout and "nothing is missing" in done.stdout, done
+        unknown = gateway.command("store", command, str(uuid.uuid4()), check=False)
+        assert unknown.returncode == 1 and "no entry of conversation" in unknown.stderr, unknown
+    gateway.start()
+    for command in ("check", "mend"):
+        used = gateway.command("store", command, group, check=False)
+        assert used.returncode == 1 and "in use by another process" in used.stderr, used
+    gateway.close()

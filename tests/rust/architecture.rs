@@ -412,6 +412,8 @@ fn each_rule_of_the_log_is_tagged_at_the_line_that_keeps_it() {
         "settle-sends",
         "rank-above",
         "rank-reserved",
+        "filled",
+        "lost-reset",
     ] {
         let tag = format!("Rule [{rule}]");
         assert_eq!(

@@ -7,6 +7,7 @@ mod architecture;
 mod broken;
 mod cluster;
 mod golden;
+mod lost;
 mod panics;
 mod push;
 mod ring;

@@ -188,6 +188,10 @@ impl ChangeLog {
             Some(changes) => {
                 let changes = changes.take_while(|change| change.rev <= upto);
                 let changes: Vec<&Change> = changes.map(AsRef::as_ref).collect();
+                // Rule [lost-reset]: the client must load anew what the lost changes changed.
+                if changes.iter().any(|change| change.is_lost()) {
+                    return Ok(empty(after, true));
+                }
                 let fitting = changed::fitting(changes.iter().copied(), bytes_max);
                 let upto = upto.min(after + fitting as Rev);
                 Ok(Changes {

@@ -66,7 +66,7 @@ impl TakenChanges {
             records,
             settle,
         } = taken.map_err(|incomplete| {
-            crate::seldom::seldom!(ERROR, "the log of changes is damaged", conversation = %id, %incomplete);
+            crate::seldom::seldom!(ERROR, "the log of changes is damaged: stop all gateways and run chat-gateway store mend", conversation = %id, %incomplete);
             Error::unavailable("the log of changes is damaged")
         })?;
         let settled = log.settled();

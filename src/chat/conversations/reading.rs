@@ -301,6 +301,16 @@ impl Conversations {
             if !read.iter().map(|row| row.record.rev).eq(from..to) {
                 return Err(Error::unavailable("the log of changes is damaged"));
             }
+            if read.iter().any(|row| row.record.is_lost()) {
+                // The same rule holds for changes that are read.
+                return Ok(Changes {
+                    after,
+                    rev: applied,
+                    items: Vec::new(),
+                    more: false,
+                    reset: true,
+                });
+            }
             rows.extend(read.into_iter().map(|row| row.record));
             let fitting = changed::fitting(rows.iter().map(AsRef::as_ref), bytes_max);
             if fitting < rows.len() || to == revs.end {

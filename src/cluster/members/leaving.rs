@@ -26,6 +26,16 @@ impl MembershipAgent {
         }
     }
 
+    /// Gives the ring back to the members that this process replaced when it became the only one. Their crash repair is left to
+    /// the next gateway, as if this process had never run.
+    pub async fn give_back(&self) {
+        self.lease.end_at(Instant::now());
+        let row = self.row();
+        if row.members == [self.me] {
+            drop(timeout(LEASE, self.propose(&row, self.gone())).await);
+        }
+    }
+
     /// Makes a version without this gateway, and does not adopt it yet. Returns `None` if no other gateway is a member, or
     /// the version could not be made.
     async fn propose_leaving(&self) -> Option<RingRow> {

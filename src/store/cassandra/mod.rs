@@ -9,6 +9,7 @@ mod columns;
 mod connect;
 mod consumers;
 mod datacenters;
+mod ends;
 mod erase;
 mod files;
 mod grouping;

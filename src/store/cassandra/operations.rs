@@ -113,6 +113,10 @@ impl Store for Cassandra {
         Ok(page)
     }
 
+    async fn find_ends(&self, conversation: ConversationId, record: bool) -> Result<bool> {
+        self.find_heads(conversation, record).await
+    }
+
     async fn set_settled(&self, conversation: ConversationId, seq: Seq) -> Result<()> {
         let values = Box::new((big(seq), big(seq), conversation.0));
         let unit = Unit::one(&self.statements.set_settled, values, 50);

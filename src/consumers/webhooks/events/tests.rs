@@ -188,6 +188,12 @@ fn changes_have_the_fields_of_the_protocol() {
 }
 
 #[test]
+fn a_lost_change_is_no_event() {
+    let lost = change(ChangeOp::lost(DeletedSeqs::default()));
+    assert_eq!(Event::of_change(origin(Kind::Dm), &all(), &lost), None);
+}
+
+#[test]
 fn ids_are_the_same_each_time() {
     let created = Event::of_entry(origin(Kind::Dm), &all(), &entry(Content::text("a")), None);
     assert_eq!(created.unwrap().id, MESSAGE);
