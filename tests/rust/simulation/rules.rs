@@ -78,7 +78,8 @@ fn each_broken_rule_of_the_log_is_found() {
 #[test]
 fn a_lease_resumed_under_its_old_epoch_is_found() {
     // About one seed of a few hundred finds it, and the order of some tasks differs from run to run.
-    let kinds = [OTHER_ACKNOWLEDGED, OTHER_ENTRY, GAP];
+    // A row that replaced another one under the same key makes counts wrong, too.
+    let kinds = [OTHER_ACKNOWLEDGED, OTHER_ENTRY, GAP, UNREAD, "the log has "];
     require([find_without_changes(
         "OldEpoch",
         Rules::OldEpoch,
