@@ -13,7 +13,7 @@ import uuid
 
 import pytest
 
-from support import (BINARY, CASSANDRA_NODES, PATIENCE, ROOT, STORE, UNLIMITED, Gateway, Refused, abandon_keyspaces, cql, eventually, keyspace_of,
+from support import (CASSANDRA_NODES, PATIENCE, ROOT, UNLIMITED, Gateway, Refused, abandon_keyspaces, cql, eventually, keyspace_of,
                      new_keyspace, uuid4)
 from test_durability import Writer
 from test_messages import refused
@@ -352,57 +352,6 @@ async def test_partitions_are_bounded_and_no_message_leaves_a_tombstone(start):
     gateway.close()
 
 
-def lose_the_lock(keyspace):
-    """Takes the lock from the process that creates the tables, which must stop, and gives it back after a while."""
-    session, deadline = cql(), time.monotonic() + 3 * PATIENCE
-    tables = "SELECT table_name FROM system_schema.tables WHERE keyspace_name = %s"
-    lock = f"{keyspace}.schema_state"
-    while len(list(session.execute(tables, [keyspace]))) < 3:
-        assert time.monotonic() < deadline, "no table was created"
-        time.sleep(0.02)
-    taken = session.execute(f"UPDATE {lock} SET holder = uuid() WHERE name = 'lock' IF EXISTS").one()
-    assert taken["[applied]"]
-    created = len(list(session.execute(tables, [keyspace])))
-    time.sleep(5)
-    # One may have been on its way.
-    assert len(list(session.execute(tables, [keyspace]))) <= created + 1 < 25
-    session.execute(f"DELETE FROM {lock} WHERE name = 'lock' IF EXISTS")
-
-
-def test_the_schema_is_created_once_and_can_be_printed(start, tmp_path):
-    keyspace = new_keyspace()
-    # Nodes that other tests have just killed answer slowly.
-    gateway = Gateway(str(tmp_path), store__cassandra__keyspace=keyspace, store__cassandra__timeout_ms=10000)
-    environment = gateway.env()
-    command = [BINARY, "schema", "apply"]
-    at_once = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(3)]
-    lose_the_lock(keyspace)
-    said = sorted(p.communicate(timeout=3 * PATIENCE)[0] for p in at_once)
-    assert all(p.returncode == 0 for p in at_once), said
-    assert sum("now has version" in text for text in said) == 1 and sum("had already" in text for text in said) == 2, said
-    columns = "SELECT table_name, column_name, type, kind FROM system_schema.columns WHERE keyspace_name = %s"
-    session = cql()
-    applied = {tuple(r.values()) for r in session.execute(columns, [keyspace])} - {
-        tuple(r.values()) for r in session.execute(columns + " AND table_name = 'schema_state'", [keyspace])}
-    options = session.execute(
-        "SELECT table_name, read_repair, compaction FROM system_schema.tables WHERE keyspace_name = %s", [keyspace])
-    options = {row["table_name"]: row for row in options}
-    for log in ("messages", "sends"):
-        assert options[log]["read_repair"] == "BLOCKING"
-    # Only these rows never change, and have the time as timestamp.
-    assert [name for name, o in options.items() if "TimeWindow" in str(o["compaction"])] == ["sends"]
-    # The printed schema can be applied with another client.
-    other = keyspace + "b"
-    gateway.settings["store__cassandra__keyspace"] = other
-    printed = gateway.command("schema", "print").stdout
-    session.execute("USE system")
-    lines = [line.split("--")[0] for line in printed.splitlines()]
-    for statement in "\n".join(lines).split(";"):
-        if statement.strip():
-            session.execute(statement)
-    assert {tuple(r.values()) for r in session.execute(columns, [other])} == applied
-
-
 def bytes_on_disk(home, keyspace):
     """All bytes of the tables of a keyspace, on all nodes."""
     files = pathlib.Path(home).glob(f"node*/data/sstables/{keyspace}/**/*")
@@ -497,28 +446,6 @@ async def test_of_two_gateways_that_start_at_once_one_serves(start):
             gateway.close()
 
 
-def test_settings_that_do_not_fit_the_cluster_are_refused(tmp_path):
-    """A gateway that starts with them exits and says why: in another datacenter it would decide alone."""
-    keyspace = new_keyspace()
-    session = cql()
-
-    def refused_with(why, **settings):
-        gateway = Gateway(str(tmp_path), store__cassandra__keyspace=keyspace, **settings)
-        for command in ((), ("schema", "apply")):
-            done = gateway.command(*command, check=False)
-            assert done.returncode == 1 and why in done.stderr, done.stderr
-
-    refused_with("store.cassandra.datacenter: the cluster has no north, only datacenter1", store__cassandra__datacenter="north")
-    refused_with("store.cassandra.replication: the cluster has no datacenter north", store__cassandra__replication="{north=3}")
-    for replication, why in (
-        ("{'class': 'SimpleStrategy', 'replication_factor': 3}", "has the replication class org.apache.cassandra.locator.SimpleStrategy"),
-        ("{'class': 'NetworkTopologyStrategy', 'datacenter1': 1}", "has 1 copies in datacenter1, and store.cassandra.replication says 3"),
-    ):
-        session.execute(f"CREATE KEYSPACE {keyspace} WITH replication = {replication}")
-        refused_with(why)
-        session.execute(f"DROP KEYSPACE {keyspace}")
-
-
 async def test_a_restored_ring_rises_above_what_is_stored(start):
     """Only the ring is older, as after a restore or in another datacenter. What is acknowledged under it must stay."""
     gateway = start(**UNLIMITED)
@@ -555,72 +482,6 @@ async def test_a_restored_ring_rises_above_what_is_stored(start):
         assert [m["body"] for m in await alice.everything(dm)] == ["before", "after"]
         assert (await alice.send(dm, "again"))["seq"] == 3
     await alice.close()
-
-
-def test_a_gateway_waits_for_an_unreachable_cluster(tmp_path):
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        internal = f"127.0.0.1:{probe.getsockname()[1]}"
-    gateway = Gateway(str(tmp_path), internal__listen=internal, store__cassandra__nodes='["127.66.66.66:9042"]')
-    log = tmp_path / "log"
-    with open(log, "wb") as out:
-        process = subprocess.Popen([BINARY], env=gateway.env(), stdout=out, stderr=out)
-    try:
-        gateway.internal = internal
-        deadline = time.monotonic() + PATIENCE
-        while True:
-            try:
-                assert ready(gateway) == 503
-                break
-            except OSError:
-                assert time.monotonic() < deadline
-                time.sleep(0.02)
-        body = subprocess.run([BINARY, "health"], env=gateway.env(), capture_output=True, text=True)
-        assert body.returncode == 1 and "starting" in body.stdout
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=PATIENCE) == 0
-    finally:
-        process.kill()
-    assert "the cluster is not ready" in log.read_text()
-
-
-async def test_tls_and_a_password(tmp_path):
-    """Starts a node that accepts only TLS and a password."""
-    home = os.environ.get("CASSANDRA_HOME_DIR", os.path.expanduser("~/.cache/local-cassandra"))
-    net = f"127.78.{1 + os.getpid() % 250}"
-    environment = {**os.environ, "CASSANDRA_HOME_DIR": str(tmp_path / "secure"), "CASSANDRA_LIB": f"{home}/lib",
-                   "CASSANDRA_NET": net, "CASSANDRA_SECURE": "1"}
-    script = str(ROOT / "tests/cassandra/cassandra")
-    subprocess.run([script, "start", "1"], env=environment, check=True, timeout=300, stdout=subprocess.DEVNULL)
-    secure = {
-        "store__cassandra__nodes": json.dumps([f"{net}.1:9042"]),
-        "store__cassandra__replication": "{replication_factor=1}",
-        "store__cassandra__username": "cassandra",
-        "store__cassandra__password": "cassandra",
-        "store__cassandra__tls_authority_file": str(tmp_path / "secure/node1/conf/node.pem"),
-    }
-    gateway = Gateway(str(tmp_path / "data"), **secure)
-    try:
-        for missing, why in (("password", "together with store.cassandra.password"), ("username", "together with store.cassandra.password"), ("tls_authority_file", "")):
-            settings = {k: v for k, v in secure.items() if not k.endswith(missing)}
-            refused = Gateway(str(tmp_path / "data"), **settings).command("schema", "apply", check=False)
-            assert refused.returncode != 0 and why in refused.stderr, refused.stderr
-        wrong = Gateway(str(tmp_path / "data"), **{**secure, "store__cassandra__password": "guessed"})
-        assert wrong.command("schema", "apply", check=False).returncode != 0
-        shown = gateway.command("config", "show").stdout
-        assert 'store.cassandra.password = "***"' in shown
-        gateway.start()
-        alice = await gateway.connect("alice")
-        dm = await alice.create("dm", "bob")
-        assert (await alice.send(dm, "over TLS"))["seq"] == 1
-        await alice.close()
-        assert gateway.stop() == 0
-    finally:
-        if gateway.process:
-            gateway.close()
-        subprocess.run([script, "clean"], env=environment, check=True, timeout=60)
 
 
 async def test_metrics_of_the_driver(gateway, people):
