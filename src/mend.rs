@@ -59,6 +59,8 @@ fn log(f: &mut fmt::Formatter<'_>, name: &str, log: &CheckedLog) -> fmt::Result 
         further_holes,
         lost,
         filled,
+        unsettled,
+        is_refused,
     } = log;
     match (holes.first(), certain) {
         (None, 0) => write!(f, "{name}: none must be there")?,
@@ -81,6 +83,16 @@ fn log(f: &mut fmt::Formatter<'_>, name: &str, log: &CheckedLog) -> fmt::Result 
     }
     if *further_holes > 0 {
         writeln!(f, "  and {further_holes} more holes")?;
+    }
+    if let [first, .., last] | [first @ last] = unsettled[..] {
+        writeln!(
+            f,
+            "  {} rows of a takeover between {first} and {last} are lost; those of the owner before are there",
+            unsettled.len()
+        )?;
+    }
+    if *is_refused {
+        writeln!(f, "  an owner would refuse this log")?;
     }
     if newest > certain {
         let after = certain + 1;
@@ -161,7 +173,12 @@ async fn fill_and_delete(
     }
     let found = fill_holes(&*alone.store, conversation).await?;
     let left = check_logs(&*alone.store, conversation).await?;
-    if left.entries.lost + left.changes.lost > 0 || left.have_more {
+    if left.entries.is_refused || left.changes.is_refused {
+        bail!(
+            "nothing is missing any more, but an owner would refuse the log all the same. Restore a backup"
+        );
+    }
+    if !left.entries.is_whole() || !left.changes.is_whole() || left.have_more {
         bail!(
             "the store does not show the rows that fill the holes: their places were probably deleted by hand, with a time as \
              timestamp, and that deletion hides everything there. Restore a backup"

@@ -38,15 +38,14 @@ use tokio::{
 
 pub(super) use self::environment::Environment;
 pub use self::environment::Settings;
-pub(super) use self::files::has_file;
 use self::{
     appending::append,
     changes::ChangeLog,
-    effects::PendingEntry,
     loading::load,
     parked::{LookupResults, Parked},
     takeover::retry_while_owner,
 };
+pub(super) use self::{changes::PendingChange, effects::PendingEntry, files::has_file};
 use super::{
     client_ids::ClientIds,
     error::Error,

@@ -1,10 +1,14 @@
 //! Finds entries and changes that a log has lost, and fills their places: "Lost entries" of docs/storage.md. It needs no
 //! lease, because the rows that it writes count less than the rows of every owner.
 
-use std::{ops::RangeInclusive, sync::Arc};
+use std::{collections::BTreeMap, ops::RangeInclusive, sync::Arc};
 
 use uuid::Uuid;
 
+use super::{
+    conversation::{PendingChange, PendingEntry},
+    log::{FILLED, Log, Pending},
+};
 use crate::{
     clock,
     model::{
@@ -15,9 +19,6 @@ use crate::{
     store::{self, ChangeRow, ChangesTail, LogPage, LogRow, Row, Store, Tail},
 };
 
-/// The epoch of filled rows. Rule [filled]: no owner has it, so a row of any owner at the same position counts more, also one
-/// that comes back later.
-const FILLED: Epoch = 0;
 /// Rows that are read or written at once.
 const AT_ONCE: u64 = APPENDS_IN_FLIGHT_MAX as u64;
 /// Holes that are listed. Further ones are only counted.
@@ -48,14 +49,20 @@ pub struct CheckedLog {
     pub lost: u64,
     /// The number of positions that were lost and are filled.
     pub filled: u64,
+    /// Lost rows of which a row of an earlier owner is left, so that no record is lost. Known only without holes.
+    pub unsettled: Vec<u64>,
+    /// Whether an owner would refuse the log for another reason. Known only without holes.
+    pub is_refused: bool,
 }
 
 impl CheckedLogs {
     /// Whether nothing is left to be done.
     #[must_use]
     pub fn are_whole(&self) -> bool {
-        let lost = self.entries.lost + self.changes.lost;
-        lost == 0 && self.undeleted.is_none() && !self.have_more
+        self.entries.is_whole()
+            && self.changes.is_whole()
+            && self.undeleted.is_none()
+            && !self.have_more
     }
 }
 
@@ -68,6 +75,28 @@ impl CheckedLog {
             newest: newest.unwrap_or_default(),
             ..Self::default()
         }
+    }
+
+    /// Whether nothing is missing.
+    #[must_use]
+    pub fn is_whole(&self) -> bool {
+        self.lost == 0 && self.unsettled.is_empty() && !self.is_refused
+    }
+
+    /// Asks the takeover itself. Returns rows for the places of lost rows of settles.
+    fn ask<P: Pending>(&mut self, tail: &Tail<P::Record>) -> Vec<Row<P::Record>> {
+        let missing = Log::<P>::missing_of_settles(tail);
+        self.is_refused = missing.is_empty() && Log::<P>::take_over(tail, Epoch::MAX).is_err();
+        let mut left: Vec<_> = tail.rows.iter().collect();
+        left.retain(|row| missing.contains(&P::position(&row.record)));
+        // Of several rows at one place the highest epoch is the last, and stays.
+        left.sort_by_key(|row| row.epoch);
+        let fills: BTreeMap<_, _> = left
+            .iter()
+            .map(|row| (P::position(&row.record), filled(row.record.clone())))
+            .collect();
+        self.unsettled = missing.into_iter().collect();
+        fills.into_values().collect()
     }
 
     fn add<T>(&mut self, hole: &Hole<T>) {
@@ -181,10 +210,39 @@ async fn walk(
     if ends.may_have_changes {
         let ChangesTail { tail, deleted } = store.changes_tail(conversation, TAIL_ENTRIES).await?;
         checked.changes = CheckedLog::of(&tail, |change| change.rev);
-        let fill = fill.then_some(&deleted.1);
-        walk_changes(store, conversation, fill, &mut checked.changes).await?;
+        let deleted = fill.then_some(&deleted.1);
+        walk_changes(store, conversation, deleted, &mut checked.changes).await?;
     }
+    ask_takeover(store, conversation, fill, &mut checked).await?;
     Ok(checked)
+}
+
+/// Asks whether an owner would take the logs, as they are now. It may refuse a log without holes: what a takeover
+/// settled has lost rows, of which those of an earlier owner are left.
+async fn ask_takeover(
+    store: &dyn Store,
+    conversation: ConversationId,
+    fill: bool,
+    checked: &mut CheckedLogs,
+) -> store::Result<()> {
+    let CheckedLogs {
+        entries, changes, ..
+    } = checked;
+    let tail = store.tail(conversation, TAIL_ENTRIES).await?;
+    if fill || entries.lost == 0 {
+        let rows = entries.ask::<PendingEntry>(&tail.tail);
+        if fill && !rows.is_empty() {
+            store.append(conversation, &rows, None).await?;
+        }
+    }
+    if tail.may_have_changes && (fill || changes.lost == 0) {
+        let tail = store.changes_tail(conversation, TAIL_ENTRIES).await?.tail;
+        let rows = changes.ask::<PendingChange>(&tail);
+        if fill && !rows.is_empty() {
+            store.append_changes(conversation, &rows, None).await?;
+        }
+    }
+    Ok(())
 }
 
 async fn walk_entries(
@@ -309,9 +367,9 @@ async fn fill_changes(
 }
 
 /// A row that fills a place. It says nothing about what is settled, and is of no settle.
-fn filled<T>(record: T) -> Row<T> {
+fn filled<T>(record: impl Into<Arc<T>>) -> Row<T> {
     Row {
-        record: Arc::new(record),
+        record: record.into(),
         epoch: FILLED,
         settled: 0,
         settle_end: 0,

@@ -3,7 +3,7 @@
 //! and acknowledges and publishes the positions that `commit` returns.
 
 use std::{
-    collections::{BTreeMap, HashMap, HashSet, VecDeque},
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque},
     fmt::Debug,
     ops::Range,
     sync::Arc,
@@ -15,6 +15,10 @@ use crate::{
     mutation::{Mutation, broken},
     store::{Row, Tail},
 };
+
+/// The epoch of rows that take the places of lost ones. Rule [filled]: no owner has it, so a row of any owner at the same
+/// position counts more, also one that comes back later.
+pub(super) const FILLED: Epoch = 0;
 
 /// A record of the log, with what its owner keeps for it until all its effects are carried out.
 pub(super) trait Pending {
@@ -157,6 +161,25 @@ impl<P: Pending> Log<P> {
             records,
             settle,
         })
+    }
+
+    /// Returns the rows that are missing in settles, up to the certain end. Empty if a takeover does not refuse the log. A place of
+    /// which the row of a lower epoch is left is among them: it lacks no record, but the settle is not whole without it.
+    pub(super) fn missing_of_settles(tail: &Tail<P::Record>) -> BTreeSet<u64> {
+        if Self::take_over(tail, Epoch::MAX).is_ok() {
+            return BTreeSet::new();
+        }
+        let claimed = tail.rows.iter().map(|row| row.settled).max();
+        let known = claimed.unwrap_or_default().max(tail.settled);
+        let present: HashSet<_> = places::<P>(tail).collect();
+        let places = settles(tail).into_iter().flat_map(|(epoch, settled, end)| {
+            let places = tail.first.max(settled + 1)..=end.min(known);
+            places.map(move |position| (epoch, position))
+        });
+        places
+            .filter(|(epoch, position)| !is_present(&present, *epoch, *position))
+            .map(|(_, position)| position)
+            .collect()
     }
 
     /// Adds the next row that a takeover settled. Its record is committed, with one hold.
@@ -302,28 +325,43 @@ impl<P: Pending> Log<P> {
 /// epochs of the rows would fall where that part ends, and hide entries that were acknowledged.
 fn of_owners_that_served<P: Pending>(tail: &Tail<P::Record>) -> Vec<&Row<P::Record>> {
     let rows = tail.rows.iter();
-    let settles = rows.clone().filter(|row| row.settle_end > 0);
-    // The rows of one settle are alike. Mostly there is none.
-    let settles: HashSet<_> = settles
-        .map(|row| (row.epoch, row.settled, row.settle_end))
-        .collect();
+    let settles = settles(tail);
     if settles.is_empty() || broken(Mutation::SettleWhole) {
         return rows.collect();
     }
-    let places = rows.clone();
-    let present: HashSet<_> = places
-        .map(|row| (row.epoch, P::position(&row.record)))
-        .collect();
+    let present: HashSet<_> = places::<P>(tail).collect();
     let mut has_settled: HashMap<Epoch, bool> = HashMap::new();
     for (epoch, settled, end) in settles {
         // What was not read is older, and certain.
         let mut settle = tail.first.max(settled + 1)..=end;
-        let is_whole = settle.all(|position| present.contains(&(epoch, position)));
+        let is_whole = settle.all(|position| is_present(&present, epoch, position));
         // If an owner was loaded twice, the first attempt may have known less to be certain, and left a part of its settle.
         *has_settled.entry(epoch).or_default() |= is_whole;
     }
     rows.filter(|row| has_settled.get(&row.epoch) != Some(&false))
         .collect()
+}
+
+/// Returns the settles of which rows were read: the epoch of each, the settled position before it, and its end. The rows of one
+/// settle are alike. Mostly there is none.
+fn settles<T>(tail: &Tail<T>) -> HashSet<(Epoch, u64, u64)> {
+    let rows = tail.rows.iter().filter(|row| row.settle_end > 0);
+    rows.map(|row| (row.epoch, row.settled, row.settle_end))
+        .collect()
+}
+
+fn places<P: Pending>(tail: &Tail<P::Record>) -> impl Iterator<Item = (Epoch, u64)> {
+    tail.rows
+        .iter()
+        .map(|row| (row.epoch, P::position(&row.record)))
+}
+
+/// Whether an owner's row is there, or was lost and its place is filled: see [`FILLED`]. Only places that are certain are filled,
+/// and at these no order of epochs counts.
+fn is_present(present: &HashSet<(Epoch, u64)>, epoch: Epoch, position: u64) -> bool {
+    [epoch, FILLED]
+        .iter()
+        .any(|epoch| present.contains(&(*epoch, position)))
 }
 
 /// Returns whether an uncertain row was built on the row before it, whose counts its own follow from.

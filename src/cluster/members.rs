@@ -418,7 +418,8 @@ impl MembershipAgent {
         self.lease.clone()
     }
 
-    /// Returns the members of the version before, if this gateway is alone. Their conversations may need repair.
+    /// Returns the members of the version before, and others that were not repaired, if this gateway is alone. Their
+    /// conversations may need repair.
     #[must_use]
     pub fn gone(&self) -> &[GatewayId] {
         &self.gone

@@ -327,6 +327,8 @@ async def test_takeovers_lose_nothing_while_database_nodes_are_paused_in_turn(th
     """Rule [settle-whole]: what a takeover settles reaches other nodes in each case, and readers copy parts of it."""
     async with crowd(three) as people:
         reader = asyncio.create_task(reading_parts(three, people[0].name, list(people[0].seen)))
+        # It ends with the test, however that ends.
+        people[0].task.add_done_callback(lambda _: reader.cancel())
         for victim in range(3):
             three.nodes[victim].kill()
             for node in range(victim, victim + 3):
@@ -339,7 +341,6 @@ async def test_takeovers_lose_nothing_while_database_nodes_are_paused_in_turn(th
             await asyncio.to_thread(three.nodes[victim].start)
             await whole(three)
         assert not reader.done(), reader.result()
-        reader.cancel()
         await settle(people)
 
 

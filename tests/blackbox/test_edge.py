@@ -416,7 +416,14 @@ def service(gateway, user=None):
     headers = {"authorization": f"Bearer {token}"}
     if user:
         headers["chat-user"] = user
-    return httpx.AsyncClient(base_url=f"http://{gateway.client}", headers=headers, timeout=20)
+    return httpx.AsyncClient(base_url=f"http://{gateway.client}", headers=headers, timeout=20, event_hooks={"response": [tell_refusal]})
+
+
+async def tell_refusal(response):
+    """Prints why a request was refused. A test that expected another answer shows it."""
+    if response.status_code >= 400:
+        await response.aread()
+        print(response.request.method, response.request.url.path, response.status_code, response.text)
 
 
 async def test_services_can_do_the_same_over_http(gateway, people):

@@ -124,6 +124,47 @@ struct Without {
     changes: BTreeSet<Rev>,
     /// Whether the marks of the orderly stop are missing too, so that the newest entries are not certain.
     marks: bool,
+    settle: Option<Settle>,
+}
+
+/// A takeover settled entries 9 and 10, and wrote the later ones. Its row at 10 is lost.
+#[derive(Clone, Copy)]
+struct Settle {
+    /// Whether the row of the owner before is left at 10.
+    is_old_left: bool,
+    /// Whether later rows say that more is settled than the takeover settled.
+    is_more_certain: bool,
+}
+
+impl Settle {
+    const LAST: Seq = 10;
+
+    /// Returns the rows that are there instead of a row.
+    fn rows(self, row: LogRow) -> Vec<LogRow> {
+        let seq = row.record.seq;
+        let again = LogRow {
+            epoch: row.epoch + 7,
+            settled: Self::LAST - 2,
+            settle_end: Self::LAST,
+            ..row.clone()
+        };
+        let settled = if self.is_more_certain {
+            seq - 1
+        } else {
+            Self::LAST
+        };
+        match seq {
+            9 => vec![row, again],
+            Self::LAST if self.is_old_left => vec![row],
+            Self::LAST => vec![],
+            _ if seq > Self::LAST => vec![LogRow {
+                settled,
+                settle_end: 0,
+                ..again
+            }],
+            _ => vec![row],
+        }
+    }
 }
 
 /// Copies the group to another directory, without some rows.
@@ -132,12 +173,16 @@ async fn copied(from: &Path, to: &Path, without: &Without) {
     let ring = from.ring().await.unwrap().unwrap();
     let first = RingRow {
         level: LEVEL_MAX,
+        version: ring.version + 20,
         ..ring
     };
     assert!(to.propose_ring(None, &first).await.unwrap());
     let page = from.log(GROUP, 1, HEAD).await.unwrap();
     let mut rows = page.rows;
     rows.retain(|row| !without.entries.contains(&row.record.seq));
+    if let Some(settle) = without.settle {
+        rows = rows.into_iter().flat_map(|row| settle.rows(row)).collect();
+    }
     to.append(GROUP, &rows, None).await.unwrap();
     let mut changes = from.changes(GROUP, 1, 1000).await.unwrap();
     let rev = changes.last().unwrap().record.rev;
@@ -206,7 +251,7 @@ async fn goes_on(lost: &[Seq], changes: &[Rev], revs: Rev, is_refused: bool) {
     let without = Without {
         entries: lost.iter().copied().collect(),
         changes: changes.iter().copied().collect(),
-        marks: false,
+        ..Without::default()
     };
     copied(first.path(), path, &without).await;
 
@@ -303,6 +348,42 @@ async fn check_changes(after: &Alone, lost: &[Seq], changes: &[Rev], revs: Rev) 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_conversation_with_a_hole_is_refused_until_it_is_mended() {
     goes_on(&[4, 5, 6, 9, 10, 11], &[], 3, true).await;
+}
+
+/// Rule [settle-whole] would take the whole takeover for one that never served.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_takeover_that_has_lost_a_row_keeps_the_others() {
+    let first = tempfile::tempdir().unwrap();
+    written(first.path(), 3).await;
+    for (is_old_left, is_more_certain) in [(false, true), (false, false), (true, true)] {
+        let second = tempfile::tempdir().unwrap();
+        let path = second.path();
+        let settle = Settle {
+            is_old_left,
+            is_more_certain,
+        };
+        let without = Without {
+            settle: Some(settle),
+            ..Without::default()
+        };
+        copied(first.path(), path, &without).await;
+        let before = alone(path).await;
+        assert!(history(&before).await.is_err());
+        before.close(true).await.unwrap();
+        assert!(!check(&config(path), GROUP).await.unwrap().is_whole());
+        assert!(!mended(path).await.is_whole(), "it says what was missing");
+        let again = mended(path).await;
+        assert!(again.is_whole(), "{again}");
+        let after = alone(path).await;
+        let page = history(&after).await.unwrap();
+        let seqs: Vec<Seq> = page.entries.iter().map(|entry| entry.seq).collect();
+        assert_eq!(seqs, (1..=HEAD).collect::<Vec<_>>());
+        for entry in page.entries.iter().filter(|entry| !is_system(entry.seq)) {
+            let body = format!("message {}", entry.seq);
+            assert!(matches!(&entry.content, Content::Text { body: text, .. } if *text == body));
+        }
+        after.close(true).await.unwrap();
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

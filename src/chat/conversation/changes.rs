@@ -26,7 +26,7 @@ const BLOCK_SEQS: Seq = 64;
 const BLOCKS_MAX: usize = 1_024;
 
 /// A change that is not settled yet.
-pub(super) struct PendingChange {
+pub(in crate::chat) struct PendingChange {
     pub change: Arc<Change>,
     /// The replies to the request that made the change, and to those that asked for the same meanwhile.
     pub replies: Vec<Reply>,

@@ -20,7 +20,7 @@ use crate::{
 
 /// The effects of an entry, which are carried out when it is committed.
 #[derive(Default)]
-pub(super) struct Effects {
+pub(in crate::chat) struct Effects {
     /// The rows that are stored before the entry is acknowledged. They are boxed, because messages have none.
     pub rows: Option<Box<Applied>>,
     /// The publications, in their order. One of them is the entry itself.
@@ -28,7 +28,7 @@ pub(super) struct Effects {
 }
 
 /// An entry that is not settled yet.
-pub(super) struct PendingEntry {
+pub(in crate::chat) struct PendingEntry {
     pub entry: Arc<Entry>,
     pub effects: Effects,
     /// The users whose inbox shows the entry. `None` for channels.

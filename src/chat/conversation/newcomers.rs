@@ -34,9 +34,12 @@ impl Owner {
                 // The row of a former participant is still there.
                 (!participants.was_in(&user)).then(|| vec![user])
             }
-            // The rows of a dm are written with its first message.
-            (Operation::Send(_), Some(participants))
-                if participants.details.kind == Kind::Dm && self.log.next() == 1 =>
+            // The rows of a dm are written with its first message. A message that is refused anyway tells nobody who has no room.
+            (Operation::Send(draft), Some(participants))
+                if participants.details.kind == Kind::Dm
+                    && self.log.next() == 1
+                    && participants.check_posting(&draft.sender).is_ok()
+                    && self.check_content(&draft.content).is_ok() =>
             {
                 Some(participants.users())
             }
@@ -56,8 +59,12 @@ impl Owner {
             what: format!("conversations of {user}").into(),
             max: max.unwrap_or(usize::MAX),
         });
+        let mut take_places = full.is_none();
         for mut command in std::mem::take(commands) {
             let asked = self.newcomers(&command).is_some_and(|new| new == users);
+            if asked && std::mem::take(&mut take_places) {
+                self.environment.inbox_limits.take_places(users);
+            }
             match &refused {
                 Some(error) if asked => drop(command.reply.send(Err(error.clone()))),
                 _ => {

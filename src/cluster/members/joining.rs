@@ -46,14 +46,8 @@ impl MembershipAgent {
             let (row, before) = Self::propose_alone(&*store, me, Some(LEVEL_MAX)).await?;
             let rules = Membership::new(me, &row, Instant::now());
             let lease = Lease::unbounded(row.version);
-            return Ok(Self::new(
-                me,
-                String::new(),
-                store,
-                lease,
-                rules,
-                members_of(before),
-            ));
+            let gone = unrepaired(&*store, members_of(before)).await?;
+            return Ok(Self::new(me, String::new(), store, lease, rules, gone));
         }
         if let Some((other, _)) = someone_alive(&*store).await? {
             return Err(NotJoined::Taken(other));
@@ -66,6 +60,7 @@ impl MembershipAgent {
         } else {
             tracing::info!("waiting until a gateway that may still be there has lost its lease");
         }
+        let gone = unrepaired(&*store, gone).await?;
         let members = Self::new(me, String::new(), store, Lease::none(), rules, gone);
         members.renew_until_owner().await?;
         Ok(members)
@@ -199,6 +194,17 @@ impl MembershipAgent {
 
 fn members_of(ring: Option<RingRow>) -> Vec<GatewayId> {
     ring.map(|ring| ring.members).unwrap_or_default()
+}
+
+/// Adds all other gateways that left notes for crash repair: a process that repaired for them may have ended before it was done.
+async fn unrepaired(
+    store: &dyn Store,
+    mut gone: Vec<GatewayId>,
+) -> Result<Vec<GatewayId>, NotJoined> {
+    let active = store.active_gateways().await?;
+    let others: Vec<_> = active.into_iter().filter(|id| !gone.contains(id)).collect();
+    gone.extend(others);
+    Ok(gone)
 }
 
 #[cfg(test)]

@@ -215,8 +215,8 @@ impl Event {
         Some(Self::new(id, event, entry.at, &data))
     }
 
-    /// Returns the event of a committed change. `None` if the webhook does not get it, or the change was lost. If the text of an edit was erased,
-    /// the event has none, and the event of the deletion follows.
+    /// Returns the event of a committed change. `None` if the webhook does not get it, or the change was lost. If the text of an
+    /// edit was erased, the event has none, and the event of the deletion follows.
     #[must_use]
     pub fn of_change(origin: Origin, filter: &Filter, change: &Change) -> Option<Self> {
         let event = EventType::of_change(change);

@@ -331,9 +331,7 @@ async fn check_user(
         found(format!("{homes} homes"));
     }
     // A gateway whose store answers too seldom leaves the ring also now, and takes its sessions with it.
-    if serving.iter().any(|gateway| !gateway.is_up()) {
-        findings.clear();
-    }
+    findings.retain(|_| serving.iter().all(|gateway| gateway.is_up()));
     findings
 }
 
