@@ -68,10 +68,9 @@ impl CheckedLogs {
 
 impl CheckedLog {
     fn of<T>(tail: &Tail<T>, position: fn(&T) -> u64) -> Self {
-        let claimed = tail.rows.iter().map(|row| row.settled).max();
         let newest = tail.rows.last().map(|row| position(&row.record));
         Self {
-            certain: claimed.unwrap_or_default().max(tail.settled),
+            certain: tail.certain(),
             newest: newest.unwrap_or_default(),
             ..Self::default()
         }
@@ -85,8 +84,11 @@ impl CheckedLog {
 
     /// Asks the takeover itself. Returns rows for the places of lost rows of settles.
     fn ask<P: Pending>(&mut self, tail: &Tail<P::Record>) -> Vec<Row<P::Record>> {
+        if Log::<P>::take_over(tail, Epoch::MAX).is_ok() {
+            return Vec::new();
+        }
         let missing = Log::<P>::missing_of_settles(tail);
-        self.is_refused = missing.is_empty() && Log::<P>::take_over(tail, Epoch::MAX).is_err();
+        self.is_refused = missing.is_empty();
         let mut left: Vec<_> = tail.rows.iter().collect();
         left.retain(|row| missing.contains(&P::position(&row.record)));
         // Of several rows at one place the highest epoch is the last, and stays.

@@ -112,9 +112,7 @@ impl<P: Pending> Log<P> {
                 *chosen = row;
             }
         }
-        // Every row has the settled position of its owner. Everything up to the highest one is certain.
-        let claimed = tail.rows.iter().map(|row| row.settled).max();
-        let known = claimed.unwrap_or_default().max(tail.settled);
+        let known = tail.certain();
         // The row at the first position must be there, because the log may begin with a hole. What is older is certain.
         let mut head = tail.first - 1;
         let mut previous = None;
@@ -163,14 +161,11 @@ impl<P: Pending> Log<P> {
         })
     }
 
-    /// Returns the rows that are missing in settles, up to the certain end. Empty if a takeover does not refuse the log. A place of
-    /// which the row of a lower epoch is left is among them: it lacks no record, but the settle is not whole without it.
+    /// Returns the rows that are missing in settles, up to the certain end. A place of which the row of a lower epoch is left is
+    /// among them: it lacks no record, but the settle is not whole without it. If a takeover does not refuse the log, they were
+    /// never there, because their owner never served.
     pub(super) fn missing_of_settles(tail: &Tail<P::Record>) -> BTreeSet<u64> {
-        if Self::take_over(tail, Epoch::MAX).is_ok() {
-            return BTreeSet::new();
-        }
-        let claimed = tail.rows.iter().map(|row| row.settled).max();
-        let known = claimed.unwrap_or_default().max(tail.settled);
+        let known = tail.certain();
         let present: HashSet<_> = places::<P>(tail).collect();
         let places = settles(tail).into_iter().flat_map(|(epoch, settled, end)| {
             let places = tail.first.max(settled + 1)..=end.min(known);

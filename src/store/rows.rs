@@ -117,6 +117,15 @@ pub struct Tail<T> {
     pub settled: u64,
 }
 
+impl<T> Tail<T> {
+    /// Returns the position up to which the log is certain. Every row has the settled position of its owner, and everything up to
+    /// the highest one is certain.
+    pub(crate) fn certain(&self) -> u64 {
+        let claimed = self.rows.iter().map(|row| row.settled).max();
+        claimed.unwrap_or_default().max(self.settled)
+    }
+}
+
 /// Returns the first of the newest `count` positions of a log that ends at `newest`.
 pub(crate) fn first_of_tail(newest: u64, count: u64) -> u64 {
     (newest + 1).saturating_sub(count).max(1)

@@ -165,7 +165,7 @@ async def test_the_conversations_of_a_user_are_limited(start, codec):
     await refused(bob.send(dm, "hi"), "too_large")
     assert [item["conversation"] for item in (await carol.ask("inbox"))["items"]] == [of_carol]
 
-    # What there is goes on, and others are not affected.
+    # In the conversations that bob is in he goes on, and other users are not affected.
     await bob.send(of_bob[0], "still here")
     assert (await bob.ask("create", kind="group", conversation=of_bob[0]))["existed"]
     await bob.ask("add", conversation=of_bob[0], user="carol")

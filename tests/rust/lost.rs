@@ -326,7 +326,7 @@ async fn check_entries(after: &Alone, lost: &[Seq]) {
     assert_eq!(unread(after).await, expected);
 }
 
-/// Who lacks lost changes must read anew, and others learn that the lost messages are deleted.
+/// A client that lacks lost changes is told to read everything anew. Another one learns that the lost messages are deleted.
 async fn check_changes(after: &Alone, lost: &[Seq], changes: &[Rev], revs: Rev) {
     let changed = GetChanges {
         after: 0,

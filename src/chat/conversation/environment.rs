@@ -42,6 +42,27 @@ pub struct Settings {
     pub consumers: Option<Arc<dyn Consumers>>,
 }
 
+#[cfg(test)]
+impl Settings {
+    /// Settings for tests of owners, which change what they are about.
+    pub(in crate::chat) fn for_tests() -> Self {
+        Self {
+            body_bytes_max: 1000,
+            group_participants_max: 5000,
+            conversations_per_user_max: None,
+            idle: Duration::from_secs(300),
+            operation_timeout: Duration::from_secs(60),
+            open_max: 100,
+            memory: Memory::of_mib(64),
+            page_bytes_max: 1 << 20,
+            edit_window: None,
+            reactions_coalesce: Duration::from_millis(250),
+            level: CurrentLevel::of(crate::model::LEVEL_CHANGES),
+            consumers: None,
+        }
+    }
+}
+
 /// The parts that all owners of this gateway share.
 pub(in crate::chat) struct Environment {
     pub gateway: GatewayId,

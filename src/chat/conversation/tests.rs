@@ -22,10 +22,7 @@ use crate::{
         Publication, Publish, Settings, operation::fresh_client_id,
     },
     memory::Memory,
-    model::{
-        Content, ConversationId, CurrentLevel, Draft, GatewayId, Kind, LEVEL_CHANGES, Posting,
-        UserId,
-    },
+    model::{Content, ConversationId, Draft, GatewayId, Kind, Posting, UserId},
     store::simulated::{Faults, Simulated},
     tasks::{Tasks, lock},
 };
@@ -55,18 +52,8 @@ impl Fixture {
         let store = Arc::new(Simulated::new(1, Faults::NONE));
         let receipts = Arc::new(Receipts::default());
         let settings = Settings {
-            body_bytes_max: 1000,
-            group_participants_max: 5000,
-            conversations_per_user_max: None,
             idle: IDLE,
-            operation_timeout: Duration::from_secs(60),
-            open_max: 100,
-            memory: Memory::of_mib(64),
-            page_bytes_max: 1 << 20,
-            edit_window: None,
-            reactions_coalesce: Duration::from_millis(250),
-            level: CurrentLevel::of(LEVEL_CHANGES),
-            consumers: None,
+            ..Settings::for_tests()
         };
         let conversations = Conversations::new(
             GatewayId(Uuid::from_u128(1)),

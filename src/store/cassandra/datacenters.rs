@@ -9,13 +9,12 @@ use scylla::{
 
 use super::{
     super::{Error, Result},
-    schema::{Keyspace, failed, rows},
+    schema::{EVERYWHERE, Keyspace, failed, rows},
 };
 
 const STRATEGY: &str = "NetworkTopologyStrategy";
-/// The key of a keyspace's replication that names the class, and of settings that is for all datacenters.
+/// The key of a keyspace's replication that names the class.
 const CLASS: &str = "class";
-pub(super) const EVERYWHERE: &str = "replication_factor";
 
 /// What the settings say.
 pub(super) struct Wanted<'a> {
@@ -117,8 +116,8 @@ fn wrong_new(keyspace: &Keyspace, mine: &str, all: &BTreeSet<String>) -> Option<
         let reason = format!("the cluster has no datacenter {unknown}");
         return Some(format!("store.cassandra.replication: {reason}"));
     }
-    let has_copies = copies.contains_key(EVERYWHERE) || copies.contains_key(mine);
-    (!has_copies).then(|| format!("store.cassandra.replication: there are no copies in {mine}"))
+    let has_none = keyspace.copies(mine).is_none();
+    has_none.then(|| format!("store.cassandra.replication: there are no copies in {mine}"))
 }
 
 /// Returns what is wrong with a keyspace that exists. Whether its copies in `mine` alone make a quorum is in `counts`.
@@ -128,7 +127,7 @@ fn wrong_stored(
     counts: bool,
     stored: &Replication,
 ) -> Option<String> {
-    let (name, wanted) = (&keyspace.name, &keyspace.replication);
+    let name = &keyspace.name;
     let class = stored.get(CLASS).map_or("", String::as_str);
     if class.rsplit('.').next() != Some(STRATEGY) {
         return Some(format!(
@@ -137,8 +136,7 @@ fn wrong_stored(
     }
     let here = stored.get(mine).and_then(|copies| copies.parse().ok());
     let here: u32 = here.unwrap_or(0);
-    let least = wanted.get(mine).or_else(|| wanted.get(EVERYWHERE));
-    let least = least.copied().unwrap_or(1);
+    let least = keyspace.copies(mine).unwrap_or(1);
     (counts && here < least).then(|| {
         format!(
             "keyspace {name} has {here} copies in {mine}, and store.cassandra.replication says {least}: ALTER KEYSPACE, and \

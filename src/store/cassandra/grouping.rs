@@ -15,7 +15,7 @@ use scylla::{
 };
 use uuid::Uuid;
 
-use super::{connect::Settings, datacenters::EVERYWHERE};
+use super::connect::Settings;
 
 /// Units of one batch. Cassandra warns above ten partitions (`unlogged_batch_across_partitions_warn_threshold`).
 const BATCH_UNITS_MAX: usize = 10;
@@ -103,14 +103,13 @@ pub(super) struct Datacenter {
 impl Datacenter {
     pub(super) fn of(settings: &Settings) -> Self {
         let name = settings.datacenter.clone();
-        let copies = &settings.keyspace.replication;
-        let mine = name.as_ref().and_then(|name| copies.get(name));
+        let keyspace = &settings.keyspace;
+        let mine = keyspace.copies(name.as_deref().unwrap_or_default());
         // Without a name there is one datacenter, and one entry.
-        let mine = mine.or_else(|| copies.get(EVERYWHERE));
-        let mine = mine.or_else(|| copies.values().next());
+        let mine = mine.or_else(|| keyspace.replication.values().next().copied());
         Self {
             name,
-            copies: mine.map_or(1, |&copies| copies as usize),
+            copies: mine.map_or(1, |copies| copies as usize),
         }
     }
 

@@ -40,7 +40,17 @@ pub struct Keyspace {
     pub replication: BTreeMap<String, u32>,
 }
 
+/// The key of a keyspace's replication that is for all datacenters.
+pub(super) const EVERYWHERE: &str = "replication_factor";
+
 impl Keyspace {
+    /// Returns the copies that a datacenter should have.
+    pub(super) fn copies(&self, datacenter: &str) -> Option<u32> {
+        let copies = &self.replication;
+        let mine = copies.get(datacenter).or_else(|| copies.get(EVERYWHERE));
+        mine.copied()
+    }
+
     /// `tablets`: whether the database has ScyllaDB's tablets. Up to version 2025.3 a keyspace that has them refuses lightweight
     /// transactions, which the ring needs.
     fn create(&self, tablets: bool) -> String {

@@ -12,7 +12,7 @@ use crate::{
     },
     memory::Memory,
     model::{
-        Content, ConversationId, CurrentLevel, Draft, GatewayId, Kind, LEVEL_CHANGES, Posting,
+        Content, ConversationId, Draft, GatewayId, Kind, Posting,
         limits::CHANNEL_PARTICIPANTS_KNOWN_MAX,
     },
     store::simulated::{Faults, Simulated},
@@ -31,18 +31,9 @@ impl Publish for Nobody {
 async fn channel(public: bool) -> (Conversations, ConversationId, Arc<Simulated>) {
     let store = Arc::new(Simulated::new(1, Faults::NONE));
     let settings = Settings {
-        body_bytes_max: 1000,
         group_participants_max: 100,
-        conversations_per_user_max: None,
-        idle: Duration::from_secs(300),
-        operation_timeout: Duration::from_secs(60),
         open_max: 10,
-        memory: Memory::of_mib(64),
-        page_bytes_max: 1 << 20,
-        edit_window: None,
-        reactions_coalesce: Duration::from_millis(250),
-        level: CurrentLevel::of(LEVEL_CHANGES),
-        consumers: None,
+        ..Settings::for_tests()
     };
     let conversations = Conversations::new(
         GatewayId(Uuid::from_u128(1)),

@@ -65,18 +65,10 @@ impl Fixture {
         let lease = Lease::unbounded(epoch);
         let level = CurrentLevel::of(level);
         let settings = Settings {
-            body_bytes_max: 1000,
-            group_participants_max: 5000,
-            conversations_per_user_max: None,
             idle: IDLE,
-            operation_timeout: Duration::from_secs(60),
-            open_max: 100,
-            memory: Memory::of_mib(64),
-            page_bytes_max: 1 << 20,
             edit_window: Some(Duration::from_secs(3600)),
-            reactions_coalesce: Duration::from_millis(250),
             level: level.clone(),
-            consumers: None,
+            ..Settings::for_tests()
         };
         let conversations = Conversations::new(
             GatewayId(Uuid::from_u128(epoch.into())),
