@@ -120,7 +120,7 @@ impl Router {
         version: Version,
     ) -> Result<(), Error> {
         let gone = |known: &Device| known.id == device && known.version <= version;
-        self.remove_devices(user, gone).await
+        self.remove_devices(user, gone, false).await
     }
 
     // A user's home.
@@ -143,7 +143,7 @@ impl Router {
             }
             DevicesAsk::Set(device) => self.set_device_here(user, device).await?,
             DevicesAsk::Remove { device } => {
-                self.remove_devices(user, |known| known.id == device)
+                self.remove_devices(user, |known| known.id == device, true)
                     .await?;
             }
         }
@@ -176,16 +176,19 @@ impl Router {
         Ok(())
     }
 
+    /// Removes devices. `for_good`: also those that a write of unknown outcome may have left on a replica that was not read. It
+    /// could come back, so the list is written although it does not change.
     async fn remove_devices(
         &self,
         user: &UserId,
         is_removed: impl Fn(&Device) -> bool,
+        for_good: bool,
     ) -> Result<(), Error> {
         let only = self.home.devices.lock_user(user).await;
         let epoch = self.at_home_since(user).await?;
         let known = self.read_devices(user, epoch).await?;
         let (removed, stay): (Vec<_>, Vec<_>) = known.iter().cloned().partition(is_removed);
-        if removed.is_empty() {
+        if removed.is_empty() && !for_good {
             return Ok(());
         }
         let version = self.next_version(epoch)?;

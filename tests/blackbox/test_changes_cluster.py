@@ -82,7 +82,8 @@ class Crowd:
         for conversation in self.conversations:
             seen = []
             for node in self.cluster.nodes:
-                client = await node.connect("alice")
+                # A gateway that was paused may have to come back as a new one first.
+                client = await connected(node, "alice")
                 entries = await check(client, conversation, self.changers)
                 seen.append({seq: visible(m) for seq, m in entries.items()})
                 await client.close()

@@ -36,7 +36,6 @@ use std::{
 use changed::check_changes;
 use chat_gateway::{
     chat::{Creation, LogRange, Operation, Outcome},
-    clock::simulate as simulate_clock,
     cluster::Cluster,
     fanout::Subscriber,
     model::{
@@ -55,6 +54,8 @@ use tokio::{
 };
 use uuid::Uuid;
 use world::{ClientRule, Consuming, Device, USERS, World, create, spawn, user};
+
+use crate::paused::paused;
 
 /// Quiet points of one run.
 const ROUNDS: usize = 3;
@@ -203,25 +204,6 @@ async fn unrest(world: &World, devices: &[Arc<Device>]) {
     }
     world.sending.store(false, Ordering::Relaxed);
     world.churning.store(false, Ordering::Relaxed);
-}
-
-/// Runs a simulation with paused time.
-fn paused<T>(seed: u64, run: impl Future<Output = T>) -> T {
-    if std::env::var("SIM_LOG").is_ok() {
-        let _ = tracing_subscriber::fmt()
-            .with_max_level(tracing::Level::TRACE)
-            .with_ansi(false)
-            .try_init();
-    }
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_time()
-        .start_paused(true)
-        .build()
-        .unwrap();
-    runtime.block_on(async {
-        simulate_clock(seed);
-        run.await
-    })
 }
 
 fn simulate(seed: u64, scene: Scene, broken: Broken) -> Done {

@@ -9,6 +9,7 @@ mod cluster;
 mod golden;
 mod lost;
 mod panics;
+mod paused;
 mod push;
 mod ring;
 mod simulation;

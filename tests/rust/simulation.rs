@@ -54,6 +54,8 @@ use tokio::{
 };
 use uuid::Uuid;
 
+use crate::paused::paused;
+
 const CLIENTS: usize = 3;
 const MESSAGES_EACH: usize = 25;
 /// Users whom the host adds and removes.
@@ -500,24 +502,9 @@ fn simulate(seed: u64, rules: Rules) -> Found {
         Rules::Dying(_, broken) => broken,
         Rules::Kept | Rules::KeptWithoutChanges | Rules::OldEpoch => None,
     });
-    let found = simulate_as_is(seed, rules);
+    let found = paused(seed, run(seed, rules));
     break_rule(None);
     found
-}
-
-fn simulate_as_is(seed: u64, rules: Rules) -> Found {
-    if std::env::var("SIM_LOG").is_ok() {
-        let _ = tracing_subscriber::fmt()
-            .with_max_level(tracing::Level::TRACE)
-            .with_ansi(false)
-            .try_init();
-    }
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_time()
-        .start_paused(true)
-        .build()
-        .unwrap();
-    runtime.block_on(run(seed, rules))
 }
 
 const BROKEN_RULES_OF_THE_LOG: [Mutation; 4] = [

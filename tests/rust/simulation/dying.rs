@@ -12,7 +12,10 @@ use tokio::time::{Instant, sleep};
 
 use super::{
     Rules, World,
-    rules::{ASKED_BY_NOBODY, INBOX_SHOWS, PAGE, REACTED, STORED, TEXT_LEFT, TOLD, UNREAD},
+    rules::{
+        ASKED_BY_NOBODY, CHANGES_NOTHING, INBOX_SHOWS, PAGE, REACTED, STORED, TEXT_LEFT, TOLD,
+        UNREAD,
+    },
     setting, simulate,
 };
 use crate::broken::{find, require};
@@ -109,7 +112,15 @@ fn a_takeover_that_does_not_apply_changes_again_is_found() {
         Step::ReactorsWritten,
         Step::TakeoverSettled,
     ];
-    let kinds = [STORED, REACTED, INBOX_SHOWS, UNREAD, TEXT_LEFT];
+    let kinds = [
+        STORED,
+        REACTED,
+        INBOX_SHOWS,
+        UNREAD,
+        TEXT_LEFT,
+        PAGE,
+        CHANGES_NOTHING,
+    ];
     require(steps.map(|step| find_death(step, Mutation::ChangeReapply, 50, &kinds)));
 }
 

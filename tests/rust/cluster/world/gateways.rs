@@ -135,10 +135,18 @@ impl Gateway {
         &self,
         ask: impl Future<Output = T> + Send + 'static,
     ) -> Option<T> {
+        self.ask_within(PATIENCE, ask).await
+    }
+
+    pub(crate) async fn ask_within<T: Send + 'static>(
+        &self,
+        patience: Duration,
+        ask: impl Future<Output = T> + Send + 'static,
+    ) -> Option<T> {
         let (reply, answer) = oneshot::channel();
         let asked = async move { drop(reply.send(ask.await)) };
         self.tasks.spawn(asked);
-        timeout(PATIENCE, answer).await.ok()?.ok()
+        timeout(patience, answer).await.ok()?.ok()
     }
 }
 
