@@ -166,6 +166,10 @@ fn main() -> ExitCode {
             Scenario::RawServer => raw::serve().map(|()| true),
         });
     match outcome {
+        Ok(true) if server::has_panicked() => {
+            eprintln!("loadtest: a gateway panicked: see its log above");
+            ExitCode::FAILURE
+        }
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {

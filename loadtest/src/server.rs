@@ -26,6 +26,13 @@ const SECRET: &str = "a secret of the load tester, on loopback only";
 /// Time within which a gateway that was told to end must have ended.
 const DRAINED_WITHIN: Duration = Duration::from_secs(30);
 
+/// Whether the log of a gateway, at any time, said that something panicked.
+static PANICKED: AtomicBool = AtomicBool::new(false);
+
+pub(crate) fn has_panicked() -> bool {
+    PANICKED.load(Ordering::Relaxed)
+}
+
 /// Writes a line of a log to its file. After an error it stops writing to that file.
 fn keep(file: &mut Option<fs::File>, line: &str) {
     if let Some(open) = file
@@ -142,6 +149,9 @@ impl Server {
                 let tell = ["panicked", "\"ERROR\"", "removed from the ring"];
                 if tell.iter().any(|what| line.contains(what)) {
                     eprintln!("{line}");
+                }
+                if line.contains(tell[0]) {
+                    PANICKED.store(true, Ordering::Relaxed);
                 }
             }
         });

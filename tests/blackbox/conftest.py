@@ -23,6 +23,15 @@ def start():
         clean(gateway.directory)
 
 
+@pytest.fixture(autouse=True)
+def no_wrong_frames():
+    """A frame that breaks a promise fails the test, also if the client that read it was one of many that come and go."""
+    yield
+    found = support.wrong_frames[:]
+    support.wrong_frames.clear()
+    assert not found, found
+
+
 @pytest.fixture(scope="session")
 def shared_gateway():
     """The gateway of the `gateway` fixture. Over Cassandra it is three gateways, which take connections in turn."""

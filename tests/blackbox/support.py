@@ -114,6 +114,7 @@ class Gateway:
             **settings,
         }
         self.process = None
+        self.log_paths = []  # of all starts
         self.prefix = []  # command to start the gateway with, such as `ip netns exec`
 
     def env(self):
@@ -124,6 +125,7 @@ class Gateway:
     def start(self):
         os.makedirs(self.directory, exist_ok=True)
         self.log_path = os.path.join(self.directory, f"gateway-{time.monotonic_ns()}.log")
+        self.log_paths.append(self.log_path)
         with open(self.log_path, "wb") as log:
             self.process = subprocess.Popen([*self.prefix, BINARY, *self.arguments], env=self.env(), stderr=log, stdout=log)
         deadline = time.monotonic() + 3 * PATIENCE  # Nodes that agree on each of 25 new tables need a while.
@@ -159,8 +161,9 @@ class Gateway:
             return
         if self.process.poll() is None:
             self.kill()
-        text = open(self.log_path).read()
-        assert "panicked" not in text, text
+        for path in self.log_paths:
+            text = open(path).read() if os.path.exists(path) else ""
+            assert "panicked" not in text, text
 
     def command(self, *arguments, check=True):
         done = subprocess.run([BINARY, *arguments], env=self.env(), capture_output=True, text=True, timeout=600)
@@ -329,9 +332,12 @@ class Refused(AssertionError):
         self.error = error
 
 
+wrong_frames = []  # what readers found wrong. Whoever waits for a reply then sees a closed connection, which can be expected.
+
+
 class Client:
     def __init__(self, gateway, socket, codec):
-        self.gateway, self.socket, self.codec = gateway, socket, codec
+        self.gateway, self.socket, self.codec, self.user = gateway, socket, codec, None
         self.ids = itertools.count(1)
         self.replies = {}
         self.places = set()
@@ -353,6 +359,9 @@ class Client:
                     self.wake.set()
         except websockets.ConnectionClosed:
             pass
+        except Exception as wrong:
+            wrong_frames.append(f"{self.user}: {wrong!r}")
+            raise
         finally:
             for waiting in self.replies.values():
                 if not waiting.done():

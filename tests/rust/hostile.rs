@@ -4,9 +4,10 @@
 #![allow(clippy::unwrap_used, reason = "a panic fails the test")]
 
 use std::{
+    collections::BTreeSet,
     io::{BufRead, BufReader},
     process::{Child, Command, Stdio},
-    sync::{Arc, Mutex},
+    sync::{Arc, LazyLock, Mutex},
     time::Duration,
 };
 
@@ -179,90 +180,55 @@ fn value() -> impl Strategy<Value = Value> {
     })
 }
 
-/// The types of requests, known or not.
-const TYPES: &[&str] = &[
-    "connect",
-    "cursors",
-    "refresh",
-    "inbox",
-    "create",
-    "conversation",
-    "participants",
-    "add",
-    "remove",
-    "join",
-    "leave",
-    "set_role",
-    "update",
-    "send",
-    "history",
-    "read",
-    "delivered",
-    "typing",
-    "watch",
-    "unwatch",
-    "subscribe",
-    "unsubscribe",
-    "public",
-    "ping",
-    "edit",
-    "delete",
-    "react",
-    "unreact",
-    "changes",
-    "attachment_urls",
-    "device_set",
-    "device_remove",
-    "devices",
-    "away",
-    "settings_set",
-];
+/// A request of each kind, with all its fields: those of the golden frames.
+static REQUESTS: LazyLock<Vec<serde_json::Map<String, Value>>> = LazyLock::new(|| {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/frames.json");
+    let golden: Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+    let requests = golden["requests"].as_array().unwrap();
+    let frames = requests.iter().map(|request| &request["frame"]);
+    frames
+        .map(|frame| frame.as_object().unwrap().clone())
+        .collect()
+});
 
-/// The fields that requests have.
-const FIELDS: &[&str] = &[
-    "id",
-    "token",
-    "more",
-    "cursors",
-    "conversation",
-    "user",
-    "users",
-    "kind",
-    "participants",
-    "name",
-    "public",
-    "posting",
-    "role",
-    "client_id",
-    "body",
-    "attachments",
-    "ids",
-    "reply_to",
-    "retry",
-    "before",
-    "after",
-    "around",
-    "limit",
-    "seq",
-    "device",
-    "provider",
-    "subscription",
-    "content",
-    "away",
-    "muted_until",
-    "push",
-];
+/// The types of requests.
+fn types() -> Vec<String> {
+    let types = REQUESTS.iter().map(|frame| frame["type"].as_str().unwrap());
+    types.map(str::to_owned).collect()
+}
 
-/// A frame with a valid type and random fields, which comes close to a valid one.
+/// The fields that requests have, at any depth.
+fn fields() -> Vec<String> {
+    fn collect(map: &serde_json::Map<String, Value>, fields: &mut BTreeSet<String>) {
+        fields.extend(map.keys().cloned());
+        let maps = map.values().filter_map(Value::as_object);
+        maps.for_each(|map| collect(map, fields));
+    }
+    let mut fields = BTreeSet::new();
+    REQUESTS.iter().for_each(|map| collect(map, &mut fields));
+    fields.into_iter().collect()
+}
+
+/// A frame with a valid type and random fields, or a valid frame of which one field has another value. Both come close to a
+/// valid one.
 fn near_miss() -> impl Strategy<Value = Value> {
-    let fields = prop::collection::hash_map(prop::sample::select(FIELDS), value(), 0..8);
-    (prop::sample::select(TYPES), fields).prop_map(|(kind, fields)| {
-        let mut frame: serde_json::Map<String, Value> =
-            fields.into_iter().map(|(k, v)| (k.to_owned(), v)).collect();
+    let some = prop::collection::hash_map(prop::sample::select(fields()), value(), 0..8);
+    let random = (prop::sample::select(types()), some).prop_map(|(kind, fields)| {
+        let mut frame: serde_json::Map<String, Value> = fields.into_iter().collect();
         frame.insert("type".into(), kind.into());
         frame.entry("id").or_insert(7.into());
         Value::Object(frame)
-    })
+    });
+    let request = prop::sample::select(REQUESTS.clone());
+    let other = (request, any::<prop::sample::Index>(), value());
+    let changed = other.prop_map(|(mut frame, at, value)| {
+        let at = at.index(frame.len());
+        if let Some(field) = frame.values_mut().nth(at) {
+            *field = value;
+        }
+        Value::Object(frame)
+    });
+    prop_oneof![random, changed]
 }
 
 fn encoded(binary: bool, value: &Value) -> Vec<u8> {

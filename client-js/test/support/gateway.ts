@@ -20,6 +20,8 @@ export class Gateway {
   #process: ChildProcess | undefined;
   #settings: Record<string, string>;
   #log = '';
+  /** The logs of earlier starts. */
+  #earlier = '';
 
   constructor(settings: Record<string, string> = {}) {
     this.#settings = settings;
@@ -27,6 +29,7 @@ export class Gateway {
 
   async start(): Promise<this> {
     if (!this.address) this.address = `127.0.0.1:${await freePort()}`;
+    this.#earlier += this.#log;
     this.#log = '';
     this.#process = spawn(BINARY, [], { env: this.#env(), stdio: ['ignore', 'pipe', 'pipe'] });
     this.#process.stdout!.on('data', (text) => (this.#log += text));
@@ -61,10 +64,11 @@ export class Gateway {
     await this.#end('SIGTERM');
   }
 
-  /** Ends the gateway and deletes its directory. Throws if it panicked. */
+  /** Ends the gateway and deletes its directory. Throws if it panicked, also before an earlier end. */
   async close(): Promise<void> {
     await this.kill();
-    if (this.#log.includes('panicked')) throw new Error(this.#log);
+    const log = this.#earlier + this.#log;
+    if (log.includes('panicked')) throw new Error(log);
     rmSync(this.directory, { recursive: true, force: true });
   }
 

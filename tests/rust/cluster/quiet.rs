@@ -16,6 +16,9 @@ use tokio::time::{sleep, timeout};
 
 use super::world::{Device, VISITOR, World, contiguous, user, visitor};
 
+/// The time within which everything is served.
+const PATIENCE: Duration = Duration::from_secs(30);
+
 /// Checks that every client has every message and that every inbox agrees with the log.
 pub(super) async fn check_quiet(world: &Arc<World>, devices: &[Arc<Device>], round: usize) {
     let waiting = *world.waiting.lock().unwrap();
@@ -40,21 +43,30 @@ pub(super) async fn check_quiet(world: &Arc<World>, devices: &[Arc<Device>], rou
         let entries: Vec<_> = page.entries.iter().map(|e| (e.seq, e.client_id)).collect();
         check_history(world, conversation, &entries, page.head, round);
     }
+    let mut looked = 0;
     for device in devices {
         if device.connected.lock().unwrap().is_none() {
             continue;
         }
         check_received(world, device, &heads, round);
-        let Some(items) = inbox_items(world, device.user).await else {
+        let items = timeout(PATIENCE, inbox_items(world, device.user)).await;
+        let Ok(Some(items)) = items else {
+            let text = format!("round {round}: no inbox of user {}", device.user);
+            world.checker.lock().unwrap().find(text);
             return;
         };
         check_inbox(world, device, &items, &heads, round);
+        looked += 1;
+    }
+    if looked == 0 {
+        let text = format!("round {round}: nobody is connected");
+        world.checker.lock().unwrap().find(text);
     }
 }
 
 /// Reads the whole page of a conversation. `None` if it is not served within 30 s.
 pub(super) async fn whole_history(world: &World, conversation: usize) -> Option<Page> {
-    let whole = timeout(Duration::from_secs(30), async {
+    let whole = timeout(PATIENCE, async {
         loop {
             if let Some(read) = world.history(conversation, 0).await {
                 break read;
