@@ -339,7 +339,7 @@ class Client:
     def __init__(self, gateway, socket, codec):
         self.gateway, self.socket, self.codec, self.user = gateway, socket, codec, None
         self.ids = itertools.count(1)
-        self.replies = {}
+        self.replies, self.answered = {}, set()
         self.places = set()
         self.events = []
         self.wake = asyncio.Event()
@@ -352,8 +352,10 @@ class Client:
                 if "id" in frame:
                     waiting = self.replies.get(frame["id"])
                     assert waiting is not None, f"a reply without a request: {frame}"
-                    assert not waiting.done(), f"a second reply to one request: {frame}"
-                    waiting.set_result(frame)
+                    assert waiting not in self.answered, f"a second reply to one request: {frame}"
+                    self.answered.add(waiting)
+                    if not waiting.done():  # Otherwise whoever asked has given up.
+                        waiting.set_result(frame)
                 elif self.is_new(frame):
                     self.events.append(frame)
                     self.wake.set()
