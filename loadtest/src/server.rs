@@ -146,12 +146,13 @@ impl Server {
         std::thread::spawn(move || {
             for line in lines.map_while(Result::ok) {
                 keep(&mut kept, &line);
-                let tell = ["panicked", "\"ERROR\"", "removed from the ring"];
-                if tell.iter().any(|what| line.contains(what)) {
-                    eprintln!("{line}");
-                }
-                if line.contains(tell[0]) {
+                let panicked = line.contains("panicked");
+                if panicked {
                     PANICKED.store(true, Ordering::Relaxed);
+                }
+                let tell = ["\"ERROR\"", "removed from the ring"];
+                if panicked || tell.iter().any(|what| line.contains(what)) {
+                    eprintln!("{line}");
                 }
             }
         });

@@ -339,7 +339,7 @@ class Client:
     def __init__(self, gateway, socket, codec):
         self.gateway, self.socket, self.codec, self.user = gateway, socket, codec, None
         self.ids = itertools.count(1)
-        self.replies, self.answered = {}, set()
+        self.replies = {}  # of the requests that are not answered
         self.places = set()
         self.events = []
         self.wake = asyncio.Event()
@@ -350,10 +350,8 @@ class Client:
             async for raw in self.socket:
                 frame = self.decode(raw)
                 if "id" in frame:
-                    waiting = self.replies.get(frame["id"])
-                    assert waiting is not None, f"a reply without a request: {frame}"
-                    assert waiting not in self.answered, f"a second reply to one request: {frame}"
-                    self.answered.add(waiting)
+                    waiting = self.replies.pop(frame["id"], None)
+                    assert waiting is not None, f"a reply without a request, or a second one: {frame}"
                     if not waiting.done():  # Otherwise whoever asked has given up.
                         waiting.set_result(frame)
                 elif self.is_new(frame):

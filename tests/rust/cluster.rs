@@ -112,7 +112,7 @@ async fn run(seed: u64, scene: Scene, broken: Option<ClientRule>) -> Done {
         large: false,
     };
     let world = World::new(seed, Faults::BAD_DAY, evicting, changing, broken, consumers);
-    (0..3).for_each(|_| world.start());
+    (0..3).for_each(|_| drop(world.start()));
     create(&world).await;
     if scene.pushing {
         world.register_sleeper().await;

@@ -94,10 +94,9 @@ fn each_broken_rule_of_the_log_is_found() {
 #[test]
 fn a_lease_resumed_under_its_old_epoch_is_found() {
     // About one seed of a few hundred finds it, and the order of some tasks differs from run to run.
-    let rules = Rules::OldEpoch;
     require([find_without_changes(
         "OldEpoch",
-        rules,
+        Rules::OldEpoch,
         5_000,
         OF_THE_SAME_KEYS,
     )]);

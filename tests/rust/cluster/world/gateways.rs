@@ -169,7 +169,7 @@ fn settings(open_max: usize) -> Settings {
 
 impl World {
     /// Starts a gateway.
-    pub(crate) fn start(self: &Arc<Self>) {
+    pub(crate) fn start(self: &Arc<Self>) -> Arc<Gateway> {
         let number = self.gateways.lock().unwrap().len() as u128 + 1;
         let address = format!("gateway-{number}:7400");
         let (listener, accepted) = mpsc::channel(FRAMES_MAX);
@@ -199,6 +199,7 @@ impl World {
         gateway
             .tasks
             .spawn(async move { starting.serve(world, Arc::new(store), network).await });
+        gateway
     }
 
     /// Starts so many gateways, and waits until so many serve.
@@ -255,7 +256,7 @@ impl World {
             }
             let one = all[self.below(all.len())].clone();
             match self.below(100) {
-                0..14 if all.len() < 5 => self.start(),
+                0..14 if all.len() < 5 => drop(self.start()),
                 14..32 if many => self.kill(&one),
                 32..50 => self.pause(one),
                 50..65 => {
