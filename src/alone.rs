@@ -82,10 +82,10 @@ impl Alone {
         self.members.level().get()
     }
 
-    /// Repairs what gateways left that crashed.
+    /// Repairs what gateways left that crashed, as far as it is not damaged.
     ///
     /// # Errors
-    /// The error of the store, or of a conversation that cannot be loaded.
+    /// The store did not answer.
     pub async fn repair(&self) -> anyhow::Result<()> {
         for &gone in self.members.gone() {
             self.conversations.repair(gone).await?;

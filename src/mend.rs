@@ -150,7 +150,7 @@ pub async fn mend(config: &Config, conversation: ConversationId) -> anyhow::Resu
     }
     let alone = Alone::open(config, store, &tasks).await?;
     let mended = fill_and_delete(&alone, conversation).await;
-    // Other conversations may be damaged too, and would stop the crash repair. The next gateway does it.
+    // The next gateway does the crash repair of the other conversations.
     let closed = alone.close(false).await;
     let found = mended?;
     closed?;
@@ -184,6 +184,10 @@ async fn fill_and_delete(
              timestamp, and that deletion hides everything there. Restore a backup"
         );
     }
+    // Crash repair left it out, and may not look at it again.
+    let repaired = alone.conversations.repair_one(conversation).await;
+    repaired
+        .context("the holes are filled, but inboxes may lack something. Run this command again")?;
     let Some((mut from, to)) = left.undeleted else {
         return Ok(found);
     };

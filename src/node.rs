@@ -41,6 +41,8 @@ const SAID_WITHIN: Duration = Duration::from_secs(2);
 const HANDED_OVER_WITHIN: Duration = Duration::from_secs(3);
 /// The pause before a step of the start is retried.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
+/// The time between two attempts to repair conversations that are damaged.
+const REPAIR_EVERY: Duration = Duration::from_mins(10);
 
 /// A running gateway.
 pub struct Node {
@@ -105,7 +107,8 @@ impl Node {
         upkeep.spawn_until_drained(keep_membership(members.clone(), removed.clone()));
         keep_running(&upkeep, &cluster, &gateway, &store, metrics);
         cluster.start();
-        repair(&cluster.conversations, &*store, members.gone()).await?;
+        let left = repair(&cluster.conversations, &*store, members.gone()).await?;
+        upkeep.spawn_until_drained(repair_later(cluster.conversations.clone(), left));
         if !cluster.ready(SETTLED_WITHIN).await {
             tracing::warn!("not all gateways of the ring are reachable yet");
         }
@@ -402,22 +405,39 @@ async fn join(
 }
 
 /// Repairs the inbox rows of gateways that crashed. It waits while a shared store is unreachable, as nothing is served
-/// before.
+/// before. Returns the gateways that wrote to conversations that are damaged now.
 async fn repair(
     conversations: &Conversations,
     store: &dyn Store,
     gone: &[GatewayId],
-) -> anyhow::Result<()> {
+) -> anyhow::Result<Vec<GatewayId>> {
+    let mut left = Vec::new();
     for &gone in gone {
-        while let Err(error) = conversations.repair(gone).await {
-            if !store.is_shared() {
-                return Err(error.into());
+        let complete = loop {
+            match conversations.repair(gone).await {
+                Err(error) if store.is_shared() => {
+                    tracing::warn!(%error, "could not complete the repair after a crash; trying again");
+                    sleep(RETRY_AFTER).await;
+                }
+                repaired => break repaired?,
             }
-            tracing::warn!(%error, "could not complete the repair after a crash; trying again");
-            sleep(RETRY_AFTER).await;
+        };
+        if !complete {
+            left.push(gone);
         }
     }
-    Ok(())
+    Ok(left)
+}
+
+/// Repairs what was damaged, if it comes back.
+async fn repair_later(conversations: Conversations, mut left: Vec<GatewayId>) {
+    while let Some(&gone) = left.first() {
+        sleep(REPAIR_EVERY).await;
+        match conversations.repair(gone).await {
+            Ok(true) => drop(left.remove(0)),
+            _ => left.rotate_left(1),
+        }
+    }
 }
 
 async fn keep_membership(members: Arc<MembershipAgent>, removed: CancellationToken) {

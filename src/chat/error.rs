@@ -100,6 +100,12 @@ impl Error {
     /// The error if the time of an operation is over. The operation may still be carried out.
     pub const TOO_LATE: Self = Self::unavailable("it took too long");
     pub(crate) const BUSY: Self = Self::unavailable("too many operations are waiting");
+    /// The error if the log of a conversation lacks entries. It stays until they come back, or until the log is mended.
+    pub(crate) const DAMAGED: Self = Self::unavailable("the log is damaged");
+    /// The error if the log of changes lacks some.
+    pub(crate) const DAMAGED_CHANGES: Self = Self::unavailable("the log of changes is damaged");
+    /// The error if the store cannot read a row, or a part of a log that must be there.
+    const DAMAGED_ROWS: Self = Self::unavailable("stored data is damaged");
 
     pub(crate) const fn unavailable(reason: &'static str) -> Self {
         Self::Unavailable {
@@ -112,6 +118,18 @@ impl Error {
     pub fn is_unavailable(&self) -> bool {
         matches!(self, Self::Moved | Self::Closed | Self::Unavailable { .. })
     }
+
+    /// Returns whether the same request will probably fail again: something is lost that was stored, or it ends the owner.
+    #[must_use]
+    pub(crate) fn is_lasting(&self) -> bool {
+        [
+            Self::DAMAGED,
+            Self::DAMAGED_CHANGES,
+            Self::DAMAGED_ROWS,
+            Self::BROKEN,
+        ]
+        .contains(self)
+    }
 }
 
 /// Users learn only that the store failed. The log has the details.
@@ -122,7 +140,7 @@ impl From<store::Error> for Error {
                 Self::unavailable("the store did not answer")
             }
             store::Error::Poisoned { .. } => Self::unavailable("the store refuses writes"),
-            store::Error::Corrupt { .. } => Self::unavailable("stored data is damaged"),
+            store::Error::Corrupt { .. } => Self::DAMAGED_ROWS,
         }
     }
 }

@@ -40,4 +40,5 @@ pub use publish::{
     RedeliveryGuard,
 };
 pub use ranks::RankClock;
+pub(crate) use repair::repair_all;
 pub use versions::Versions;

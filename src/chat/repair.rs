@@ -3,7 +3,8 @@
 
 use std::sync::Arc;
 
-use futures_util::{StreamExt, stream};
+use futures_util::{FutureExt, StreamExt, stream};
+use metrics::counter;
 
 use super::{
     conversations::Conversations,
@@ -23,31 +24,21 @@ use crate::{
 const REPAIRS_AT_ONCE: usize = 32;
 
 impl Conversations {
-    /// Writes the inbox rows that the gateway `gone` may have left unwritten.
+    /// Writes the inbox rows that the gateway `gone` may have left unwritten. Returns whether that is complete.
     ///
     /// # Errors
-    /// The error of the store. The repair must be tried again before anyone is served.
-    pub async fn repair(&self, gone: GatewayId) -> store::Result<()> {
-        let environment = self.environment();
-        let (store, inbox) = (&environment.store, &environment.inbox);
+    /// The store did not answer. The repair must be tried again before anyone is served.
+    pub async fn repair(&self, gone: GatewayId) -> Result<bool, Error> {
+        let (store, inbox) = (&self.environment().store, &self.environment().inbox);
         let touched = store.activity(gone).await?;
-        if !touched.is_empty() {
-            tracing::info!(gateway = %gone, conversations = touched.len(), "crash repair began");
-            let failures: Vec<store::Error> = stream::iter(touched)
-                .map(|conversation| self.queue_again(conversation))
-                .buffer_unordered(REPAIRS_AT_ONCE)
-                .filter_map(async |result| result.err())
-                .collect()
-                .await;
-            if let Some(error) = failures.into_iter().next() {
-                return Err(error);
-            }
-            while !inbox.flush().await {
-                store.healthy()?;
-            }
-            tracing::info!(gateway = %gone, "crash repair ended");
+        let complete = repair_all(gone, touched, |id| self.queue_again(id)).await?;
+        while !inbox.flush().await {
+            store.healthy()?;
         }
-        store.forget_activity(gone).await
+        if complete {
+            store.forget_activity(gone).await?;
+        }
+        Ok(complete)
     }
 
     /// Repairs one conversation that this gateway owns, and writes its inbox rows.
@@ -65,13 +56,13 @@ impl Conversations {
     }
 
     /// Publishes the entries that any participant's row lacks, and queues their inbox rows.
-    async fn queue_again(&self, conversation: ConversationId) -> store::Result<()> {
+    async fn queue_again(&self, conversation: ConversationId) -> Result<(), Error> {
         let store = &*self.environment().store;
         let loaded = self.ask(conversation, UserId::gateway(), Load).await;
         if let Err(error) = loaded
             && error.is_unavailable()
         {
-            return Err(unavailable(&error));
+            return Err(error);
         }
         let Some((participants, kind, name)) = participants(store, conversation).await? else {
             return Ok(());
@@ -97,7 +88,7 @@ impl Conversations {
             let page = match self.ask(conversation, asker.clone(), history).await {
                 Ok(page) => page,
                 Err(Error::UnknownConversation | Error::Forbidden(_)) => return Ok(()),
-                Err(error) => return Err(unavailable(&error)),
+                Err(error) => return Err(error),
             };
             let first = page.entries.first().map_or(0, |entry| entry.seq);
             // The senders' read marks may be missing too, and are the only rows of a channel that may be. For them the
@@ -139,7 +130,7 @@ impl Conversations {
         conversation: ConversationId,
         members: Option<Arc<Recipients>>,
         page: &Page,
-    ) -> store::Result<()> {
+    ) -> Result<(), Error> {
         let Some(members) = members.filter(|_| page.rev > 0) else {
             return Ok(());
         };
@@ -156,9 +147,7 @@ impl Conversations {
         let publication = Publication::changed(conversation, at, changed, audience, true);
         let environment = self.environment();
         let guard = match environment.publish.publish(publication) {
-            Confirmation::Pending(delivered) => {
-                Some(delivered.await.map_err(|_| unavailable(&Error::Moved))?)
-            }
+            Confirmation::Pending(delivered) => Some(delivered.await.map_err(|_| Error::Closed)?),
             Confirmation::Immediate => None,
         };
         environment.inbox.queue_rev(conversation, members, page.rev);
@@ -174,7 +163,7 @@ impl Conversations {
         members: Option<&Arc<Recipients>>,
         page: &Page,
         lacks: impl Fn(&Entry) -> bool,
-    ) -> store::Result<()> {
+    ) -> Result<(), Error> {
         let environment = self.environment();
         let publish = |entry: &Arc<Entry>| {
             let members = members.filter(|_| lacks(entry))?;
@@ -186,7 +175,7 @@ impl Conversations {
         for (entry, published) in page.entries.iter().zip(published) {
             let guard = match published {
                 Some(Confirmation::Pending(delivered)) => {
-                    Some(delivered.await.map_err(|_| unavailable(&Error::Moved))?)
+                    Some(delivered.await.map_err(|_| Error::Closed)?)
                 }
                 Some(Confirmation::Immediate) | None => None,
             };
@@ -200,11 +189,43 @@ impl Conversations {
     }
 }
 
-fn unavailable(error: &dyn std::error::Error) -> store::Error {
-    store::Error::Unavailable {
-        operation: "repair",
-        reason: error.to_string(),
+/// Repairs conversations to which the gateway `gone` wrote. Returns whether all are repaired: those that nobody can load are
+/// left, and the others do not wait for them.
+///
+/// # Errors
+/// An owner or the store did not answer. All others are tried all the same.
+pub(crate) async fn repair_all<F>(
+    gone: GatewayId,
+    touched: Vec<ConversationId>,
+    repair: impl Fn(ConversationId) -> F,
+) -> Result<bool, Error>
+where
+    F: Future<Output = Result<(), Error>>,
+{
+    if touched.is_empty() {
+        return Ok(true);
     }
+    tracing::info!(gateway = %gone, conversations = touched.len(), "crash repair began");
+    let repaired = touched
+        .into_iter()
+        .map(|id| repair(id).map(move |done| (id, done)));
+    let mut repaired = stream::iter(repaired).buffer_unordered(REPAIRS_AT_ONCE);
+    let (mut damaged, mut failed) = (0, None);
+    while let Some((conversation, done)) = repaired.next().await {
+        match done {
+            Err(error) if error.is_lasting() => {
+                damaged += 1;
+                tracing::error!(%conversation, %error, "crash repair leaves out a conversation: run chat-gateway store check");
+            }
+            Err(error) => failed = Some(error),
+            Ok(()) => counter!("chat_conversations_repaired_total").increment(1),
+        }
+    }
+    if let Some(error) = failed {
+        return Err(error);
+    }
+    tracing::info!(gateway = %gone, damaged, "crash repair ended");
+    Ok(damaged == 0)
 }
 
 /// Returns the seq up to which the rows of all these users show the conversation.
@@ -255,5 +276,46 @@ async fn participants(
         if !full || (row.details.kind == Kind::Channel && !present.is_empty()) {
             return Ok(Some((present, row.details.kind, row.details.name)));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use uuid::Uuid;
+
+    use super::*;
+
+    /// Repairs ten times as many conversations as at once. Returns the outcome, and how many were asked for.
+    async fn repaired(
+        outcome: impl Fn(usize) -> Result<(), Error>,
+    ) -> (Result<bool, Error>, usize) {
+        let ids = (0..REPAIRS_AT_ONCE * 10).map(|n| ConversationId(Uuid::from_u128(n as u128)));
+        let asked = AtomicUsize::new(0);
+        let repair = async |id: ConversationId| {
+            asked.fetch_add(1, Ordering::Relaxed);
+            outcome(id.0.as_u128() as usize)
+        };
+        let done = repair_all(GatewayId(Uuid::nil()), ids.collect(), repair).await;
+        (done, asked.into_inner())
+    }
+
+    #[tokio::test]
+    async fn conversations_that_fail_leave_none_of_the_others_out() {
+        let all = REPAIRS_AT_ONCE * 10;
+        assert_eq!(repaired(|_| Ok(())).await, (Ok(true), all));
+        // Even if more are damaged than are repaired at once.
+        let damaged = |n| if n < 50 { Err(Error::DAMAGED) } else { Ok(()) };
+        assert_eq!(repaired(damaged).await, (Ok(false), all));
+        let busy = |n| if n == 0 { Err(Error::BUSY) } else { damaged(n) };
+        assert_eq!(repaired(busy).await, (Err(Error::BUSY), all));
+    }
+
+    #[test]
+    fn damage_is_known_by_its_text() {
+        let bytes = rmp_serde::to_vec_named(&Error::DAMAGED_CHANGES).unwrap();
+        assert!(rmp_serde::from_slice::<Error>(&bytes).unwrap().is_lasting());
+        assert!(!Error::Moved.is_lasting() && !Error::BUSY.is_lasting());
     }
 }

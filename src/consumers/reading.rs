@@ -54,7 +54,7 @@ pub(super) async fn read(
                 break;
             }
             if entry.seq != reached.0 + 1 {
-                return Err(Error::unavailable("the log is damaged"));
+                return Err(Error::DAMAGED);
             }
             while states.next_if(|(seq, _)| *seq < entry.seq).is_some() {}
             let state = states.next_if(|(seq, _)| *seq == entry.seq);

@@ -11,6 +11,7 @@ import json
 import os
 import pathlib
 import random
+import re
 import shutil
 import signal
 import socket
@@ -96,6 +97,80 @@ def abandon_keyspaces():
 def new_keyspace():
     """Name of a new keyspace. It is never dropped: a drop can break the schema of a node that is catching up (5.0)."""
     return "test_" + uuid.uuid4().hex
+
+
+class OwnNodes:
+    """Nodes of Cassandra that only one test uses, on loopback."""
+
+    def __init__(self, home, count, **environment):
+        shared = os.environ.get("CASSANDRA_HOME_DIR", os.path.expanduser("~/.cache/local-cassandra"))
+        self.home, self.count, self.keyspace = pathlib.Path(home), count, new_keyspace()
+        self.net = f"127.{random.randrange(64, 127)}.{random.randrange(256)}"
+        self.environment = {"CASSANDRA_LIB": f"{shared}/lib", **os.environ, "CASSANDRA_HOME_DIR": str(home),
+                            "CASSANDRA_NET": self.net, **environment}
+
+    def __enter__(self):
+        try:
+            self.run("start", self.count)
+        except BaseException:
+            self.run("clean")
+            raise
+        return self
+
+    def __exit__(self, *_):
+        self.run("clean")
+
+    def run(self, *command, **environment):
+        """Runs a command of tests/cassandra/cassandra."""
+        done = subprocess.run([str(ROOT / "tests/cassandra/cassandra"), *map(str, command)], env={**self.environment, **environment},
+                              capture_output=True, text=True, timeout=300)
+        if done.returncode != 0:
+            raise AssertionError(f"{command}: {done.stdout[-2000:]}{done.stderr[-4000:]}")
+        return done.stdout
+
+    def tool(self, node, *command):
+        """Runs `nodetool` on a node."""
+        return self.run("nodetool", node, *command)
+
+    def host(self, node):
+        return f"{self.net}.{node}"
+
+    def lose(self, node):
+        """Kills a node, deletes its disk, and waits until no other node sees it as up."""
+        self.run("kill", node)
+        shutil.rmtree(self.home / f"node{node}/data")
+        last, deadline = re.compile(rf"/{re.escape(self.host(node))}:7000\S* is now (UP|DOWN)"), time.monotonic() + 2 * PATIENCE
+        for other in set(range(1, self.count + 1)) - {node}:
+            log = self.home / f"node{other}/log/system.log"
+            while (last.findall(log.read_text()) or ["UP"])[-1] != "DOWN":
+                assert time.monotonic() < deadline, f"node {other} sees the lost node as up"
+                time.sleep(0.1)
+
+    def replace(self, node):
+        """Starts a lost node anew, in place of itself."""
+        # Within the ring delay it must hear of the others, which may be slow.
+        options = f"-Dcassandra.replace_address_first_boot={self.host(node)} -Dcassandra.ring_delay_ms=10000"
+        options = f"{os.environ.get('CASSANDRA_JVM_OPTIONS', '')} {options}"
+        self.run("revive", node, CASSANDRA_JVM_OPTIONS=options)
+
+    def restore(self, node, snapshot):
+        """Puts the files of a snapshot in the place of those of the keyspace. The node is stopped."""
+        for table in (self.home / f"node{node}/data/sstables" / self.keyspace).iterdir():
+            for file in table.iterdir():
+                if file.is_file():
+                    file.unlink()
+            kept = table / "snapshots" / snapshot
+            for file in kept.iterdir() if kept.exists() else ():
+                os.link(file, table / file.name)
+
+    def cql(self, node):
+        """A session of the Python driver that asks this node only, and is content with its answer."""
+        from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile
+        from cassandra.policies import WhiteListRoundRobinPolicy
+
+        hosts = [self.host(node)]
+        profile = ExecutionProfile(WhiteListRoundRobinPolicy(hosts), request_timeout=60, consistency_level=10)  # LOCAL_ONE
+        return Cluster(hosts, execution_profiles={EXEC_PROFILE_DEFAULT: profile}, connect_timeout=30).connect()
 
 
 class Gateway:

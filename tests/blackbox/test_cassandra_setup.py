@@ -1,13 +1,12 @@
 """How a gateway meets Cassandra: its tables, settings that do not fit the cluster, a cluster that is not there, TLS."""
 import json
-import os
 import signal
 import subprocess
 import time
 
 import pytest
 
-from support import BINARY, PATIENCE, ROOT, Gateway, cql, new_keyspace
+from support import BINARY, PATIENCE, Gateway, OwnNodes, cql, new_keyspace
 from test_cassandra import ready
 
 pytestmark = pytest.mark.cassandra
@@ -117,36 +116,29 @@ def test_a_gateway_waits_for_an_unreachable_cluster(tmp_path):
 
 async def test_tls_and_a_password(tmp_path):
     """Starts a node that accepts only TLS and a password."""
-    home = os.environ.get("CASSANDRA_HOME_DIR", os.path.expanduser("~/.cache/local-cassandra"))
-    net = f"127.78.{1 + os.getpid() % 250}"
-    environment = {**os.environ, "CASSANDRA_HOME_DIR": str(tmp_path / "secure"), "CASSANDRA_LIB": f"{home}/lib",
-                   "CASSANDRA_NET": net, "CASSANDRA_SECURE": "1"}
-    script = str(ROOT / "tests/cassandra/cassandra")
-    subprocess.run([script, "start", "1"], env=environment, check=True, timeout=300, stdout=subprocess.DEVNULL)
-    secure = {
-        "store__cassandra__nodes": json.dumps([f"{net}.1:9042"]),
-        "store__cassandra__replication": "{replication_factor=1}",
-        "store__cassandra__username": "cassandra",
-        "store__cassandra__password": "cassandra",
-        "store__cassandra__tls_authority_file": str(tmp_path / "secure/node1/conf/node.pem"),
-    }
-    gateway = Gateway(str(tmp_path / "data"), **secure)
-    try:
-        for missing, why in (("password", "together with store.cassandra.password"), ("username", "together with store.cassandra.password"), ("tls_authority_file", "")):
-            settings = {k: v for k, v in secure.items() if not k.endswith(missing)}
-            refused = Gateway(str(tmp_path / "data"), **settings).command("schema", "apply", check=False)
-            assert refused.returncode != 0 and why in refused.stderr, refused.stderr
-        wrong = Gateway(str(tmp_path / "data"), **{**secure, "store__cassandra__password": "guessed"})
-        assert wrong.command("schema", "apply", check=False).returncode != 0
-        shown = gateway.command("config", "show").stdout
-        assert 'store.cassandra.password = "***"' in shown
-        gateway.start()
-        alice = await gateway.connect("alice")
-        dm = await alice.create("dm", "bob")
-        assert (await alice.send(dm, "over TLS"))["seq"] == 1
-        await alice.close()
-        assert gateway.stop() == 0
-    finally:
-        if gateway.process:
+    with OwnNodes(tmp_path / "secure", 1, CASSANDRA_SECURE="1") as nodes:
+        secure = {
+            "store__cassandra__nodes": json.dumps([f"{nodes.host(1)}:9042"]),
+            "store__cassandra__replication": "{replication_factor=1}",
+            "store__cassandra__username": "cassandra",
+            "store__cassandra__password": "cassandra",
+            "store__cassandra__tls_authority_file": str(nodes.home / "node1/conf/node.pem"),
+        }
+        gateway = Gateway(str(tmp_path / "data"), **secure)
+        try:
+            for missing, why in (("password", "together with store.cassandra.password"), ("username", "together with store.cassandra.password"), ("tls_authority_file", "")):
+                settings = {k: v for k, v in secure.items() if not k.endswith(missing)}
+                refused = Gateway(str(tmp_path / "data"), **settings).command("schema", "apply", check=False)
+                assert refused.returncode != 0 and why in refused.stderr, refused.stderr
+            wrong = Gateway(str(tmp_path / "data"), **{**secure, "store__cassandra__password": "guessed"})
+            assert wrong.command("schema", "apply", check=False).returncode != 0
+            shown = gateway.command("config", "show").stdout
+            assert 'store.cassandra.password = "***"' in shown
+            gateway.start()
+            alice = await gateway.connect("alice")
+            dm = await alice.create("dm", "bob")
+            assert (await alice.send(dm, "over TLS"))["seq"] == 1
+            await alice.close()
+            assert gateway.stop() == 0
+        finally:
             gateway.close()
-        subprocess.run([script, "clean"], env=environment, check=True, timeout=60)

@@ -104,6 +104,35 @@ async def test_a_conversation_that_lost_entries_goes_on_after_it_is_mended(start
         await client.close()
 
 
+async def test_crash_repair_leaves_out_what_is_damaged(start):
+    """A conversation that nobody can load keeps a gateway neither from its start nor from the others that it repairs."""
+    gateway = start(**UNLIMITED)
+    damaged, others = await group(gateway), [await group(gateway) for _ in range(3)]
+    gateway.kill()
+    delete(gateway, "messages", damaged, [5])
+    for _ in range(2):
+        gateway.start()
+        left_out = [line["conversation"] for line in gateway.log() if "crash repair leaves out" in line["message"]]
+        # It is tried again, because what is lost may have come back.
+        assert left_out == [damaged]
+        bob = await gateway.connect("bob")
+        for other in others:
+            item = await bob.inbox(other)
+            assert (item["last_seq"], item["read_seq"], item["unread"]) == (13, 4, 9), item
+        await refused(bob.history(damaged), "unavailable")
+        await bob.close()
+        gateway.kill()
+    gateway.start()
+    assert gateway.stop() == 0
+    assert store(gateway, "mend", damaged)[0] == 0
+    gateway.start()
+    assert not any("crash repair leaves out" in line["message"] for line in gateway.log())
+    bob = await gateway.connect("bob")
+    item = await bob.inbox(damaged)
+    assert (item["last_seq"], item["read_seq"], item["unread"]) == (13, 4, 8), item
+    await bob.close()
+
+
 async def test_an_older_part_of_the_log_may_be_lost(start):
     """The conversation is served then, but nobody can read the pages there."""
     gateway = start(**UNLIMITED)

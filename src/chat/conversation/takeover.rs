@@ -249,7 +249,7 @@ fn take_over(
     };
     Log::take_over(tail, epoch).map_err(|incomplete| {
         crate::seldom::seldom!(ERROR, "the log is damaged: stop all gateways and run chat-gateway store mend", conversation = %id, %incomplete);
-        Error::unavailable("the log is damaged")
+        Error::DAMAGED
     })
 }
 

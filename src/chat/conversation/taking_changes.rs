@@ -67,7 +67,7 @@ impl TakenChanges {
             settle,
         } = taken.map_err(|incomplete| {
             crate::seldom::seldom!(ERROR, "the log of changes is damaged: stop all gateways and run chat-gateway store mend", conversation = %id, %incomplete);
-            Error::unavailable("the log of changes is damaged")
+            Error::DAMAGED_CHANGES
         })?;
         let settled = log.settled();
         let deleted = Some(deleted).filter(|_| !broken(Mutation::DeletedKept));

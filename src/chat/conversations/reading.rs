@@ -269,7 +269,7 @@ impl Conversations {
         let store = &self.shared.environment.store;
         let rows = store.changes(conversation, from, to).await?;
         if !rows.iter().map(|row| row.record.rev).eq(from..=to) {
-            return Err(Error::unavailable("the log of changes is damaged"));
+            return Err(Error::DAMAGED_CHANGES);
         }
         if !ownership.holds(Instant::now()) {
             return Err(Error::Closed);
@@ -299,7 +299,7 @@ impl Conversations {
                 .changes(conversation, from, to - 1)
                 .await?;
             if !read.iter().map(|row| row.record.rev).eq(from..to) {
-                return Err(Error::unavailable("the log of changes is damaged"));
+                return Err(Error::DAMAGED_CHANGES);
             }
             if read.iter().any(|row| row.record.is_lost()) {
                 // The same rule holds for changes that are read.

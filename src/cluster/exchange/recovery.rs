@@ -2,13 +2,11 @@
 
 use std::{sync::Arc, time::Duration};
 
-use futures_util::{StreamExt, stream};
-use metrics::counter;
 use tokio::time::{Instant, sleep, timeout_at};
 
-use super::{Exchange, REPAIRS_AT_ONCE, RETRY_AFTER};
+use super::{Exchange, RETRY_AFTER};
 use crate::{
-    chat::{Error, Load, Repair},
+    chat::{Error, Load, Repair, repair_all},
     cluster::status::BEAT_SEEN,
     model::{ConversationId, GatewayId, UserId},
 };
@@ -77,23 +75,22 @@ impl Exchange {
                 continue;
             }
             let touched = self.store.activity(gateway).await?;
-            tracing::info!(%gateway, conversations = touched.len(), "crash repair began");
-            let repairs = touched.into_iter().map(|conversation| {
-                let repair = self.router.ask(conversation, UserId::gateway(), Repair);
-                async move {
-                    match repair.await {
-                        Err(error) if error.is_unavailable() => Err(error),
-                        _ => Ok(()),
+            let repair = async |conversation| {
+                let asked = self
+                    .router
+                    .ask(conversation, UserId::gateway(), Repair)
+                    .await;
+                asked.or_else(|error| {
+                    if error.is_unavailable() {
+                        Err(error)
+                    } else {
+                        Ok(())
                     }
-                }
-            });
-            let mut repairs = stream::iter(repairs).buffer_unordered(REPAIRS_AT_ONCE);
-            while let Some(repaired) = repairs.next().await {
-                repaired?;
-                counter!("chat_conversations_repaired_total").increment(1);
+                })
+            };
+            if repair_all(gateway, touched, repair).await? {
+                self.store.forget_activity(gateway).await?;
             }
-            self.store.forget_activity(gateway).await?;
-            tracing::info!(%gateway, "crash repair ended");
         }
         Ok(all_repaired)
     }

@@ -68,7 +68,7 @@ impl World {
         let owners = self.owners.lock().unwrap().clone();
         let newest = &owners.last().unwrap().conversations;
         for dead in owners.iter().filter(|o| o.process.is_killed()) {
-            if newest.repair(dead.id).await.is_err() {
+            if !newest.repair(dead.id).await.is_ok_and(|complete| complete) {
                 return false;
             }
         }

@@ -1,0 +1,213 @@
+"""What docs/cassandra.md tells operators to do when a node, a cluster or a datacenter is lost, on nodes of the tests' own."""
+import asyncio
+import functools
+import json
+import shutil
+
+import pytest
+
+from support import Gateway, OwnNodes, Refused, eventually, new_keyspace
+from test_cassandra import bytes_on_disk
+
+pytestmark = pytest.mark.cassandra
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory):
+    """Three nodes that keep no hints, so that what a node missed stays missing."""
+    with OwnNodes(tmp_path_factory.mktemp("three"), 3, CASSANDRA_HINTS="false") as nodes:
+        yield nodes
+
+
+def over(nodes, directory, node=1, **settings):
+    """A gateway that asks this node first, not started."""
+    return Gateway(str(directory), **{
+        "store__cassandra__nodes": json.dumps([nodes.host(node) + ":9042"]), "store__cassandra__keyspace": nodes.keyspace, **settings})
+
+
+async def sent(client, conversation, body):
+    """The seq of a message, repeated until there is a quorum."""
+    async def once():
+        try:
+            return await client.send(conversation, body)
+        except Refused as refusal:
+            assert refusal.code == "unavailable", refusal
+
+    return (await eventually(once))["seq"]
+
+
+async def bodies(client, conversation):
+    return [message.get("body") for message in await client.everything(conversation)]
+
+
+async def test_a_replaced_node_brings_no_row_out_of_a_majority(three, tmp_path):
+    """Node 2 misses messages, then node 3, which has them, is lost. What streams from node 2 lacks them too."""
+    nodes = three
+    gateway = over(nodes, tmp_path)
+    try:
+        gateway.start()
+        alice = await gateway.connect("alice")
+        dms = [await alice.create("dm", f"bob{number}") for number in range(24)]
+        await asyncio.to_thread(nodes.run, "kill", 2)
+        for dm in dms:
+            assert await sent(alice, dm, "before") == 1
+        await asyncio.to_thread(nodes.run, "revive", 2)
+        await asyncio.to_thread(nodes.lose, 3)
+        # Whoever opens a conversation reads it, and a read copies what it finds to all whom it asks.
+        gateway.kill()
+        await asyncio.to_thread(nodes.tool, 1, *REPAIR_SURVIVORS, nodes.keyspace)
+        await asyncio.to_thread(nodes.replace, 3)
+        await asyncio.to_thread(nodes.tool, 3, "repair", "-full", nodes.keyspace)
+        gateway.start()
+        alice = await gateway.connect("alice")
+        for dm in dms:
+            assert await sent(alice, dm, "after") == 2
+            assert await bodies(alice, dm) == ["before", "after"]
+        await alice.close()
+    finally:
+        gateway.close()
+
+
+# Without -force a repair refuses while a node is down.
+REPAIR_SURVIVORS = ("repair", "-full", "-force")
+
+
+async def test_a_snapshot_of_one_moment_is_restored(three, tmp_path):
+    nodes = three
+    nodes.keyspace = new_keyspace()
+    gateway = over(nodes, tmp_path)
+    try:
+        gateway.start()
+        alice = await gateway.connect("alice")
+        dm = await alice.create("dm", "bob")
+        for number in range(1, 4):
+            assert await sent(alice, dm, f"m{number}") == number
+        await alice.ask("edit", conversation=dm, seq=2, body="edited")
+        assert gateway.stop() == 0
+        for node in (1, 2, 3):
+            await asyncio.to_thread(nodes.tool, node, "snapshot", "-t", "one", nodes.keyspace)
+        gateway.start()
+        alice = await gateway.connect("alice")
+        assert await sent(alice, dm, "later") == 4
+        await alice.ask("delete", conversation=dm, seqs=[1])
+        assert gateway.stop() == 0
+        for node in (1, 2, 3):
+            # What is left in a commit log would be replayed into the restored tables.
+            await asyncio.to_thread(nodes.tool, node, "drain")
+        await asyncio.to_thread(nodes.run, "stop")
+        for node in (1, 2, 3):
+            nodes.restore(node, "one")
+        await asyncio.to_thread(nodes.run, "revive", 1, 2, 3)
+        await asyncio.to_thread(nodes.tool, 1, "repair", "-full", nodes.keyspace)
+        assert "the ring rose from version" in gateway.command("cluster", "raise-ring").stdout
+        gateway.start()
+        alice = await gateway.connect("alice")
+        assert await bodies(alice, dm) == ["m1", "edited", "m3"]
+        assert await sent(alice, dm, "again") == 4
+        assert await bodies(alice, dm) == ["m1", "edited", "m3", "again"]
+        await alice.close()
+        assert gateway.stop() == 0
+    finally:
+        gateway.close()
+
+
+async def test_the_other_datacenter_takes_over_and_gives_back(tmp_path):
+    """The west gets a copy of each write later. It loses what had not come, and what is written there comes back to the east."""
+    with OwnNodes(tmp_path / "nodes", 2, CASSANDRA_HINTS="false", CASSANDRA_DATACENTERS="east west") as nodes:
+        both = "{east=1,west=1}"
+        east, west = (
+            over(nodes, tmp_path / "data", node, store__cassandra__datacenter=name, store__cassandra__replication=both)
+            for node, name in ((1, "east"), (2, "west")))
+        try:
+            conversations = await fill_the_east(nodes, east)
+            east.kill()
+            await asyncio.to_thread(nodes.run, "kill", 1)
+            await continue_in_the_west(west, *conversations)
+            await give_back(nodes, west, east, *conversations)
+        finally:
+            east.close()
+            west.close()
+
+
+LOST = "e2b1c0ffee5ca1ab1edec0de5eed5afe"  # a text that no compression hides
+
+
+async def fill_the_east(nodes, gateway):
+    """Returns three conversations: the west misses nothing of one, the end of another, and a message within the third."""
+    gateway.start()
+    alice = await gateway.connect("alice")
+    whole, short, hole = [await alice.create("dm", f"bob{number}") for number in range(3)]
+    for dm in (whole, short, hole):
+        assert await sent(alice, dm, "first") == 1
+    in_the_west = functools.partial(stored, nodes, 2)
+    assert await eventually(lambda: in_the_west(3))
+    await asyncio.to_thread(nodes.run, "kill", 2)
+    for dm in (short, hole):
+        assert await sent(alice, dm, LOST) == 2
+    # A gateway starts while the other datacenter is away.
+    gateway.kill()
+    gateway.start()
+    await asyncio.to_thread(nodes.run, "revive", 2)
+    alice = await gateway.connect("alice")
+    assert await sent(alice, whole, "second") == 2
+    assert await sent(alice, hole, "third") == 3
+    assert await eventually(lambda: in_the_west(5))
+    await alice.close()
+    return whole, short, hole
+
+
+async def stored(nodes, node, count):
+    rows = nodes.cql(node).execute(f"SELECT seq FROM {nodes.keyspace}.messages")
+    return len(list(rows)) == count
+
+
+async def continue_in_the_west(gateway, whole, short, hole):
+    """Follows the steps of the documents, and mends the conversation that has a hole."""
+    assert "the ring rose from version" in gateway.command("cluster", "raise-ring").stdout
+    gateway.start()
+    alice = await gateway.connect("alice")
+    assert await bodies(alice, whole) == ["first", "second"]
+    assert await sent(alice, whole, "west") == 3
+    assert await bodies(alice, short) == ["first"]
+    assert await sent(alice, short, "west") == 2
+    with pytest.raises(Refused) as refused:
+        await alice.send(hole, "west")
+    assert refused.value.code == "unavailable"
+    checked = gateway.command("store", "check", hole, check=False)
+    assert checked.returncode == 1 and "missing: 2 to 2" in checked.stdout, checked
+    assert gateway.stop() == 0
+    gateway.command("store", "mend", hole)
+    gateway.start()
+    alice = await gateway.connect("alice")
+    assert await bodies(alice, hole) == ["first", "", "third"]
+    assert await sent(alice, hole, "west") == 4
+    assert gateway.stop() == 0
+
+
+async def give_back(nodes, west, east, whole, short, hole):
+    """The east comes back without what it had, and then gets all of the west."""
+    keyspace, home = nodes.keyspace, nodes.home / "node1"
+    replicated = f"ALTER KEYSPACE {keyspace} WITH replication = {{'class': 'NetworkTopologyStrategy', %s}}"
+    nodes.cql(2).execute(replicated % "'west': 1")
+    shutil.rmtree(home / "data/hints")
+    await asyncio.to_thread(nodes.run, "revive", 1)
+    await asyncio.to_thread(nodes.tool, 1, "flush", keyspace)
+    assert LOST.encode() in bytes_on_disk(nodes.home, keyspace)
+    await asyncio.to_thread(nodes.tool, 1, "cleanup", keyspace)
+
+    async def forgotten():
+        return LOST.encode() not in bytes_on_disk(nodes.home, keyspace)
+
+    assert await eventually(forgotten)
+    nodes.cql(2).execute(replicated % "'east': 1, 'west': 1")
+    await asyncio.to_thread(nodes.tool, 1, "rebuild", "--keyspace", keyspace, "--", "west")
+    assert "the ring rose from version" in east.command("cluster", "raise-ring").stdout
+    east.start()
+    alice = await east.connect("alice")
+    assert await bodies(alice, whole) == ["first", "second", "west"]
+    assert await bodies(alice, short) == ["first", "west"]
+    assert await bodies(alice, hole) == ["first", "", "third", "west"]
+    for dm, seq in ((whole, 4), (short, 3), (hole, 5)):
+        assert await sent(alice, dm, "east") == seq
+    await alice.close()
+    assert east.stop() == 0
