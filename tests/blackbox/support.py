@@ -104,14 +104,14 @@ class OwnNodes:
 
     def __init__(self, home, count, **environment):
         shared = os.environ.get("CASSANDRA_HOME_DIR", os.path.expanduser("~/.cache/local-cassandra"))
-        self.home, self.count, self.keyspace = pathlib.Path(home), count, new_keyspace()
+        self.home, self.members, self.keyspace = pathlib.Path(home), list(range(1, count + 1)), new_keyspace()
         self.net = f"127.{random.randrange(64, 127)}.{random.randrange(256)}"
         self.environment = {"CASSANDRA_LIB": f"{shared}/lib", **os.environ, "CASSANDRA_HOME_DIR": str(home),
                             "CASSANDRA_NET": self.net, **environment}
 
     def __enter__(self):
         try:
-            self.run("start", self.count)
+            self.run("start", len(self.members))
         except BaseException:
             self.run("clean")
             raise
@@ -140,18 +140,18 @@ class OwnNodes:
         self.run("kill", node)
         shutil.rmtree(self.home / f"node{node}/data")
         last, deadline = re.compile(rf"/{re.escape(self.host(node))}:7000\S* is now (UP|DOWN)"), time.monotonic() + 2 * PATIENCE
-        for other in set(range(1, self.count + 1)) - {node}:
+        self.members.remove(node)
+        for other in self.members:
             log = self.home / f"node{other}/log/system.log"
             while (last.findall(log.read_text()) or ["UP"])[-1] != "DOWN":
                 assert time.monotonic() < deadline, f"node {other} sees the lost node as up"
                 time.sleep(0.1)
 
-    def replace(self, node):
-        """Starts a lost node anew, in place of itself."""
-        # Within the ring delay it must hear of the others, which may be slow.
-        options = f"-Dcassandra.replace_address_first_boot={self.host(node)} -Dcassandra.ring_delay_ms=10000"
-        options = f"{os.environ.get('CASSANDRA_JVM_OPTIONS', '')} {options}"
-        self.run("revive", node, CASSANDRA_JVM_OPTIONS=options)
+    def replace(self, lost, new):
+        """Starts a new node in place of a lost one."""
+        options = os.environ.get("CASSANDRA_JVM_OPTIONS", "")
+        self.run("revive", new, CASSANDRA_JVM_OPTIONS=f"{options} -Dcassandra.replace_address_first_boot={self.host(lost)}")
+        self.members.append(new)
 
     def restore(self, node, snapshot):
         """Puts the files of a snapshot in the place of those of the keyspace. The node is stopped."""
@@ -163,14 +163,15 @@ class OwnNodes:
             for file in kept.iterdir() if kept.exists() else ():
                 os.link(file, table / file.name)
 
-    def cql(self, node):
-        """A session of the Python driver that asks this node only, and is content with its answer."""
+    def execute(self, node, statement):
+        """Runs a statement on this node only, and is content with its answer."""
         from cassandra.cluster import EXEC_PROFILE_DEFAULT, Cluster, ExecutionProfile
         from cassandra.policies import WhiteListRoundRobinPolicy
 
         hosts = [self.host(node)]
         profile = ExecutionProfile(WhiteListRoundRobinPolicy(hosts), request_timeout=60, consistency_level=10)  # LOCAL_ONE
-        return Cluster(hosts, execution_profiles={EXEC_PROFILE_DEFAULT: profile}, connect_timeout=30).connect()
+        with Cluster(hosts, execution_profiles={EXEC_PROFILE_DEFAULT: profile}, connect_timeout=30) as cluster:
+            return list(cluster.connect().execute(statement))
 
 
 class Gateway:

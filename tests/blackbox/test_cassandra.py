@@ -74,6 +74,19 @@ class Stubborn(Writer):
         await client.close()
 
 
+async def sent(client, conversation, body, id=None):
+    """Sends a message again with the same client id until it is acknowledged, and returns its seq."""
+    id = id or uuid4()
+
+    async def once():
+        try:
+            return await client.send(conversation, body, id, retry=True)
+        except Refused as refusal:
+            assert refusal.code == "unavailable", refusal
+
+    return (await eventually(once))["seq"]
+
+
 async def check(gateway, conversations, writers, reads):
     """Checks that acknowledged messages are at their seqs, once, without gaps, and that inbox and unread are exact."""
     users = sorted({w.user for w in writers})
@@ -180,13 +193,7 @@ async def test_without_a_quorum_sends_are_refused_in_time_until_it_is_back(start
     await refused(asyncio.wait_for(bob.send(dm, "no"), 10), "unavailable")
     await in_thread("revive", 2, 3)
 
-    async def sent():
-        try:
-            return await alice.send(dm, "meanwhile", id, retry=True)
-        except Refused as refusal:
-            assert refusal.code == "unavailable"
-
-    seq = (await eventually(sent))["seq"]
+    seq = await sent(alice, dm, "meanwhile", id)
     assert ready(gateway) == 200
     log = await bob.everything(dm)
     assert [m["client_id"] for m in log].count(id) == 1 and log[seq - 1]["client_id"] == id
@@ -473,13 +480,7 @@ async def test_a_restored_ring_rises_above_what_is_stored(start):
     gateway.start()
     alice = await gateway.connect("alice")
     for dm in dms:
-        async def sent(dm=dm):
-            try:
-                return await alice.send(dm, "after")
-            except Refused as refusal:
-                assert refusal.code == "unavailable", refusal
-
-        assert (await eventually(sent))["seq"] == 2
+        assert await sent(alice, dm, "after") == 2
     assert cql().execute(f"SELECT version FROM {table}").one()["version"] > newest
     assert any("the ring is older than what is stored" in str(line) for line in gateway.log())
     gateway.kill()
