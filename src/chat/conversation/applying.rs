@@ -527,7 +527,7 @@ impl Owner {
         self.release_changes(revs);
     }
 
-    fn release_changes(&mut self, revs: Range<Rev>) {
+    pub(super) fn release_changes(&mut self, revs: Range<Rev>) {
         if revs.is_empty() {
             return;
         }

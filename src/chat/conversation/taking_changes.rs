@@ -200,9 +200,13 @@ impl Owner {
     /// Publishes the changes that the takeover settled. The previous owner may not have published them.
     pub(super) fn publish_taken_over(&mut self) {
         let revs = self.changes.log.settled() + 1..self.changes.log.head() + 1;
-        if !revs.is_empty() && !broken(Mutation::ChangePublish) {
-            self.publish_changes(Some(revs));
-            took(Step::TakeoverPublished);
+        if revs.is_empty() {
+            return;
         }
+        if broken(Mutation::ChangePublish) {
+            return self.release_changes(revs);
+        }
+        self.publish_changes(Some(revs));
+        took(Step::TakeoverPublished);
     }
 }
