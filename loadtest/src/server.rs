@@ -139,8 +139,9 @@ impl Server {
                     let of = |key: &str| entry[key].as_str().unwrap_or_default().to_owned();
                     break (of("clients"), of("internal"));
                 }
-                Ok(_) => {}
-                Err(_) => eprintln!("{line}"),
+                Ok(entry) if entry["level"] == "INFO" => {}
+                // Why it is not ready yet, perhaps for ever.
+                _ => eprintln!("{line}"),
             }
         };
         std::thread::spawn(move || {

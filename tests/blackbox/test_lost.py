@@ -3,7 +3,7 @@ import uuid
 
 import pytest
 
-from support import UNLIMITED, cql, eventually, keyspace_of, uuid4
+from support import UNLIMITED, Three, clean, cql, eventually, keyspace_of, uuid4
 from test_messages import refused
 
 pytestmark = pytest.mark.cassandra
@@ -131,6 +131,39 @@ async def test_crash_repair_leaves_out_what_is_damaged(start):
     item = await bob.inbox(damaged)
     assert (item["last_seq"], item["read_seq"], item["unread"]) == (13, 4, 8), item
     await bob.close()
+
+
+async def test_crash_repair_of_a_cluster_leaves_out_what_is_damaged():
+    """The gateway that repairs asks the owners of the conversations, and the damaged ones are with each of them."""
+    cluster = Three(**UNLIMITED)
+    try:
+        cluster.start()
+        groups = [await group(cluster) for _ in range(12)]
+        damaged, others = groups[::2], groups[1::2]
+        for node in cluster.nodes:
+            node.kill()
+        for conversation in damaged:
+            delete(cluster, "messages", conversation, [5])
+        cluster.start()
+
+        def told():
+            lines = [line for node in cluster.nodes for line in node.log() if "crash repair leaves out" in line["message"]]
+            return sorted(line["conversation"] for line in lines)
+
+        async def left_out():
+            return told() == sorted(damaged)
+
+        async def repaired():
+            rows = [await bob.inbox(other) for other in others]
+            return all((row["last_seq"], row["read_seq"], row["unread"]) == (13, 4, 9) for row in rows)
+
+        assert await eventually(left_out), (told(), damaged)
+        bob = await cluster.connect("bob")
+        assert await eventually(repaired)
+        await bob.close()
+    finally:
+        cluster.close()
+        clean(cluster.directory)
 
 
 async def test_an_older_part_of_the_log_may_be_lost(start):

@@ -13,7 +13,7 @@ use chat_gateway::{
     },
     tasks::Tasks,
 };
-use scylla::{client::session::Session, statement::Consistency};
+use scylla::statement::Consistency;
 
 const CACHE: u64 = 8 << 20;
 
@@ -66,7 +66,8 @@ fn cassandra(keyspace: &str, nodes: &[String]) -> Settings {
     }
 }
 
-/// Three gateways open an empty cluster at once, each through another node.
+/// Three gateways open an empty cluster at once, each through another node. The keyspace is kept: rows that reach a node
+/// after it has dropped their table can leave that node unable to announce any schema, and no gateway starts then.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs a cluster: run tests/cassandra/cassandra start 3 and set CASSANDRA_NODES=127.0.0.1:9042,…"]
 async fn cassandra_keeps_its_promises() {
@@ -96,16 +97,6 @@ async fn cassandra_keeps_its_promises() {
     for store in stores {
         store.close().await.unwrap();
     }
-    let session = connect(&cassandra(&keyspace, &nodes)).await.unwrap();
-    dropped(&session, &keyspace).await;
-}
-
-/// Drops a keyspace. A busy cluster may take longer for it than for a request.
-async fn dropped(session: &Session, keyspace: &str) {
-    let drop = format!("DROP KEYSPACE IF EXISTS {keyspace}");
-    let dropped = async { while session.query_unpaged(drop.as_str(), ()).await.is_err() {} };
-    let limit = Duration::from_secs(60);
-    tokio::time::timeout(limit, dropped).await.unwrap();
 }
 
 /// Rule [sweep]: a text that a late hint brings back is erased once more after ten days.
@@ -165,5 +156,4 @@ async fn cassandra_keeps_texts_erased() {
         "records that are not due, or were not removed"
     );
     store.close().await.unwrap();
-    dropped(&session, &keyspace).await;
 }
