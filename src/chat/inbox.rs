@@ -443,6 +443,21 @@ mod tests {
         assert!(!writer.is_full());
     }
 
+    #[tokio::test(start_paused = true)]
+    async fn what_waits_is_bounded_by_its_conversations() {
+        let store = Arc::new(Simulated::new(1, Faults::NONE));
+        let writer = InboxWriter::new(store, Memory::of_mib(1 << 20));
+        let id = |number: usize| ConversationId(uuid::Uuid::from_u128(number as u128));
+        for number in 1..INBOX_CONVERSATIONS_PENDING_MAX {
+            queue(&writer, id(number), 7);
+        }
+        // Newer entries of the same conversations need no room.
+        queue(&writer, id(1), 8);
+        assert!(!writer.is_full());
+        queue(&writer, id(INBOX_CONVERSATIONS_PENDING_MAX), 7);
+        assert!(writer.is_full());
+    }
+
     /// The rows of a flush that was cancelled are written, also if nobody requests another flush.
     #[tokio::test(start_paused = true)]
     async fn a_flush_that_nobody_waits_for_any_more_loses_no_rows() {

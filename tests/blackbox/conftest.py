@@ -11,9 +11,10 @@ def start():
     """Returns a function that starts a gateway. All gateways it started are stopped at the end of the test."""
     started = []
 
-    def go(data=None, config=None, **settings):
-        gateway = Gateway(data, config, **settings).start()
-        started.append(gateway)
+    def go(data=None, config=None, prefix=(), **settings):
+        gateway = Gateway(data, config, **settings)
+        gateway.prefix = list(prefix)
+        started.append(gateway.start())
         return gateway
 
     yield go

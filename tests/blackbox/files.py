@@ -183,15 +183,6 @@ def bytes_with(gateway, marker):
     return files_with(os.path.join(gateway.directory, "attachments"), marker)
 
 
-def time_shift(shift, speed=60):
-    """A command that starts a program whose clock is later (`+25h`) and sixty times as fast: a sweep comes every five seconds.
-
-    It preloads libfaketime itself, because the program `faketime` would stay between a test and its gateway."""
-    found = sorted(glob.glob(os.environ.get("LIBFAKETIME", "/usr/lib/*/faketime/libfaketimeMT.so.1")))
-    assert found, "libfaketime is not installed"
-    return ["env", f"LD_PRELOAD={found[0]}", f"FAKETIME={shift} x{speed}"]
-
-
 class Clamd:
     """A real clamd whose only signature is `MARKER`. CLAMD names the program."""
 

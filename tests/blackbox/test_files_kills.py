@@ -8,7 +8,8 @@ import pytest
 from PIL import Image
 
 from changes import delete, entry
-from files import BucketUploader, Uploader, bytes_with, names_in, picture, time_shift
+from clock import time_shift
+from files import BucketUploader, Uploader, bytes_with, names_in, picture
 from support import UNLIMITED, eventually, uuid4
 from test_files_s3 import bucket  # noqa: F401, a fixture
 

@@ -6,7 +6,7 @@ import uuid
 
 import pytest
 
-from files import time_shift
+from clock import Clock, time_shift
 from support import Gateway, eventually, uuid4
 from test_messages import refused
 
@@ -129,6 +129,35 @@ async def test_typing_reaches_the_others_at_most_every_three_seconds(gateway, co
         await own.message(dm, "what came of it")
         assert not [e for e in own.events if e["type"] == "typing"]
     await elsewhere.close()
+
+
+@pytest.mark.embedded
+async def test_typing_is_told_again_after_three_seconds(start, codec, tmp_path):
+    clock = Clock(tmp_path)
+    gateway = start(prefix=clock.prefix)
+    alice, bob = await gateway.connect("alice", codec), await gateway.connect("bob", codec)
+    group = await alice.create("group", "bob")
+    for n in range(3):
+        for _ in range(2):
+            await alice.post(type="typing", conversation=group)
+        assert await bob.event("typing") == {"type": "typing", "conversation": group, "user": "alice"}
+        await alice.send(group, f"message {n}")
+        await bob.message(group, f"message {n}")
+        assert not [e for e in alice.events + bob.events if e["type"] == "typing"]
+        clock.forward(3)
+    await asyncio.gather(alice.close(), bob.close())
+
+
+async def test_nobody_is_told_who_types_in_a_channel(people):
+    alice, bob = await people("alice", "bob")
+    channel = await alice.create("channel", bob.user)
+    group = await alice.create("group", bob.user)
+    for conversation in (channel, group):
+        await alice.post(type="typing", conversation=conversation)
+    assert (await bob.event("typing"))["conversation"] == group
+    await alice.send(channel, "what came of it")
+    await bob.message(channel, "what came of it")  # A typing event would have come before.
+    assert not [e for e in alice.events + bob.events if e["type"] == "typing"]
 
 
 async def test_presence_with_last_seen(people, gateway, codec, names):

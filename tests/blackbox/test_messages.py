@@ -4,7 +4,8 @@ import uuid
 
 import pytest
 
-from support import Refused, uuid4
+from clock import time_shift
+from support import UNLIMITED, Refused, uuid4
 
 
 async def refused(awaitable, code):
@@ -121,6 +122,54 @@ async def test_a_repeated_client_id_is_one_message(people):
     assert [(await r)["seq"] for r in both] == [2, 2], "a repeat while the first is in flight is another message"
     assert (await bob.send(dm, "mine", client_id))["seq"] == 3, "the id of another sender is taken for a repeat"
     assert len((await bob.history(dm))["messages"]) == 3
+
+
+async def send_all(client, conversation, client_ids, **fields):
+    """Sends a message for each client id. Returns the replies."""
+    replies = [await client.begin("send", conversation=conversation, client_id=id, body="hi", **fields) for id in client_ids]
+    return await asyncio.gather(*replies)
+
+
+@pytest.mark.embedded
+@pytest.mark.parametrize("ends", ["stop", "kill"])
+async def test_client_ids_are_known_to_the_next_owner(start, codec, ends):
+    gateway = start(**UNLIMITED)
+    alice = await gateway.connect("alice", codec)
+    dm = await alice.create("dm", "bob")
+    ids = [uuid4() for _ in range(1_100)]
+    first = await send_all(alice, dm, ids)
+    assert [(sent["seq"], sent["duplicate"]) for sent in first] == [(seq, False) for seq in range(1, 1_101)]
+    # The owner knows the 1,024 most recent as long as it stays, and the next one the newest 128.
+    for recent in (1_024, 128):
+        again = await send_all(alice, dm, ids[-recent:])
+        assert [(sent["seq"], sent["duplicate"]) for sent in again] == [(sent["seq"], True) for sent in first[-recent:]]
+        if recent == 1_024:
+            getattr(gateway, ends)()
+            gateway.start()
+            alice = await gateway.connect("alice", codec)
+    # With `retry` all are known.
+    again = await send_all(alice, dm, ids, retry=True)
+    assert again == [{**sent, "duplicate": True, "id": reply["id"]} for sent, reply in zip(first, again)]
+    assert (await alice.history(dm, limit=1))["head"] == 1_100
+    await alice.close()
+
+
+@pytest.mark.embedded
+async def test_a_retry_is_known_for_seven_days(start, codec):
+    gateway = start(**UNLIMITED)
+    alice = await gateway.connect("alice", codec)
+    dm = await alice.create("dm", "bob")
+    ids = [uuid4() for _ in range(200)]
+    first = await send_all(alice, dm, ids)
+    # Almost seven days later, and after more than eight: client ids are kept by days.
+    for later, is_known in (("+167h", True), ("+193h", False)):
+        gateway.kill()
+        gateway.prefix = time_shift(later, speed=1)
+        gateway.start()
+        alice = await gateway.connect("alice", codec)
+        again = await alice.send(dm, "hi", ids[0], retry=True)
+        assert (again["seq"], again["duplicate"]) == ((first[0]["seq"], True) if is_known else (201, False))
+    await alice.close()
 
 
 async def test_history_pages(people):

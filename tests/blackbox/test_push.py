@@ -6,6 +6,7 @@ import tempfile
 
 import pytest
 
+from clock import Clock, noticed
 from push_fakes import APNS, FCM, WEB, PushFakes
 from support import PATIENCE, STORE, UNLIMITED, Gateway, Refused, Three, clean, eventually, uuid4
 
@@ -305,4 +306,32 @@ async def test_a_crash_loses_no_notification(start, tmp_path, monkeypatch):
     note = await eventually(arrived)
     assert note["payload"]["chat"]["seq"] == sent["seq"] and note["payload"]["chat"]["body"] == "hello"
     gateway.close()
+    fakes.stop()
+
+
+@pytest.mark.embedded
+async def test_a_message_older_than_the_ttl_is_not_pushed(start, tmp_path, monkeypatch):
+    fakes, clock = PushFakes(tmp_path).start(), Clock(tmp_path)
+    monkeypatch.setenv("SSL_CERT_FILE", str(fakes.root / "tls.pem"))
+    # For five minutes it is not decided who is notified.
+    gateway = start(prefix=clock.prefix, **UNLIMITED, **settings(fakes) | {"push__grace_s": "300", "push__ttl_s": "60"})
+    alice, bob = [await gateway.connect(user) for user in ("alice", "bob")]
+    groups = [await alice.create("group", "bob") for _ in range(3)]
+    await bob.ask("device_set", device="browser", provider="web", subscription=fakes.subscribe("bob"))
+    await bob.close()
+
+    def notes():
+        return [(note["payload"]["conversation"], int(note["headers"]["ttl"])) for note in fakes.received[WEB] if note.get("ok")]
+
+    await alice.send(groups[0], "old")
+    clock.forward(280)
+    await alice.send(groups[1], "in time")
+    clock.forward(20)
+    [(conversation, ttl)] = await noticed(gateway, notes)
+    assert conversation == groups[1] and 0 < ttl <= 40, "the push service keeps it for the rest of the time"
+    clock.forward(3)  # the shortest time between two rounds of notifications
+    await alice.send(groups[2], "new")
+    await noticed(gateway, lambda: len(notes()) > 1)
+    assert [conversation for conversation, _ in notes()] == groups[1:]
+    await alice.close()
     fakes.stop()

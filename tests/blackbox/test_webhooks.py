@@ -13,6 +13,7 @@ import pytest
 from aiohttp import web
 from standardwebhooks import Webhook
 
+from clock import Clock, noticed
 from support import PATIENCE, STORE, Three, clean, eventually, free_port, uuid4
 
 SECRET = "whsec_" + base64.b64encode(b"a secret of 32 bytes for testing").decode()
@@ -25,6 +26,7 @@ class Receiver:
         self.port = free_port()
         self.requests, self.events, self.attempts = [], [], []
         self.status, self.rejects, self.runner, self.delay = 200, lambda event: None, None, 0
+        self.verify = Webhook(SECRET).verify
         self.wake = asyncio.Event()
 
     @property
@@ -46,7 +48,7 @@ class Receiver:
 
     async def take(self, request):
         body = await request.read()
-        whole = Webhook(SECRET).verify(body, dict(request.headers))
+        whole = self.verify(body, dict(request.headers))
         events = whole["data"]["events"] if whole["type"] == "batch" else [whole | {"id": request.headers["webhook-id"]}]
         self.attempts.append(events)
         if self.delay:
@@ -262,6 +264,58 @@ async def test_a_bad_event_holds_up_its_own_conversation_only(hooked, receiver, 
     await a.close()
 
 
+PAUSES_S = [5, 5 * 60, 30 * 60, *(hours * 3_600 for hours in (2, 5, 10, 14, 20, 24))]  # between ten attempts
+DAY_S = 86_400
+
+
+@pytest.mark.embedded
+async def test_an_event_that_fails_ten_times_is_skipped_and_listed(start, receiver, tmp_path, names):
+    clock = Clock(tmp_path)
+    receiver.verify = lambda body, headers: json.loads(body)  # The library refuses times that are not now.
+    receiver.rejects = lambda e: 422 if e["data"].get("body") == "poison" else None
+    # The conversation stays open: else the attempts would begin again.
+    gateway = start(config=settings(tmp_path, receiver, batch="1"), prefix=clock.prefix, conversation__idle_s=30 * DAY_S)
+    alice, bob = names("alice", "bob")
+    a = await gateway.connect(alice)
+    bad, good = await a.create("group", bob), await a.create("group", bob)
+    poison = await a.send(bad, "poison")
+    behind = [await a.send(bad, f"behind {number}") for number in range(2)]
+    await a.close()
+
+    def attempts():
+        return len([events for events in receiver.attempts if events[0]["id"] == poison["message_id"]])
+
+    def skipped():
+        return service(gateway, "/v1/consumers/app/skipped", "consumers:read", ttl="2000h")
+
+    async def others_are_accepted():
+        client = await gateway.connect(alice)  # The token of before may have expired.
+        sent = await client.send(good, "fine")
+        await receiver.until(lambda events: events and events[-1]["id"] == sent["message_id"])
+        await client.close()
+
+    for number, pause in enumerate(PAUSES_S, start=1):
+        await noticed(gateway, lambda: attempts() >= number)
+        await others_are_accepted()
+        assert attempts() == number and [e["data"]["seq"] for e in receiver.of(bad)] == [1]
+        clock.forward(pause)
+    # The tenth: the events behind it go on.
+    await noticed(gateway, lambda: len(receiver.of(bad)) == 3)
+    assert [e["id"] for e in receiver.of(bad)][1:] == [sent["message_id"] for sent in behind] and attempts() == 10
+    status, listed = await asyncio.to_thread(skipped)
+    today = int((time.time() + clock.ahead) // DAY_S)
+    [item] = listed["items"]
+    assert (status, item | {"day": None}) == (200, {"conversation": bad, "seq": poison["seq"], "status": 422, "day": None})
+    assert today - 1 <= item["day"] <= today
+    assert gateway.metrics()['chat_consumer_events_total{consumer="webhook:app",result="skipped"}'] == 1
+    # It is listed for 30 days, also after a restart.
+    for days, count in ((29, 1), (3, 0)):
+        assert gateway.stop() == 0
+        clock.forward(days * DAY_S)
+        gateway.start()
+        assert len((await asyncio.to_thread(skipped))[1]["items"]) == count
+
+
 @pytest.mark.embedded
 @pytest.mark.parametrize("status", [429, 503])
 async def test_a_failing_receiver_is_asked_again(hooked, receiver, names, status):
@@ -291,8 +345,8 @@ async def test_only_listed_events_and_kinds_are_sent(hooked, receiver, names):
     await a.close()
 
 
-def service(gateway, path, scope, method="GET", body=None):
-    token = gateway.token("operator", "--role", "service", "--scope", scope)
+def service(gateway, path, scope, method="GET", body=None, ttl="1h"):
+    token = gateway.token("operator", "--role", "service", "--scope", scope, "--ttl", ttl)
     request = urllib.request.Request(f"http://{gateway.client}{path}", method=method,
         headers={"authorization": f"Bearer {token}", "content-type": "application/json"},
         data=json.dumps(body).encode() if body else b"" if method == "POST" else None)

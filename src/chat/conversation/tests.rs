@@ -43,6 +43,8 @@ struct Fixture {
     conversations: Conversations,
     store: Arc<Simulated>,
     receipts: Arc<Receipts>,
+    /// Nothing writes its rows but the test.
+    inbox: Arc<InboxWriter>,
 }
 
 type Asked<'a> = Pin<Box<dyn Future<Output = Result<Outcome, Error>> + 'a>>;
@@ -51,6 +53,7 @@ impl Fixture {
     fn new(lease: Lease) -> Self {
         let store = Arc::new(Simulated::new(1, Faults::NONE));
         let receipts = Arc::new(Receipts::default());
+        let inbox = Arc::new(InboxWriter::new(store.clone(), Memory::of_mib(1)));
         let settings = Settings {
             idle: IDLE,
             ..Settings::for_tests()
@@ -59,7 +62,7 @@ impl Fixture {
             GatewayId(Uuid::from_u128(1)),
             store.clone(),
             receipts.clone(),
-            Arc::new(InboxWriter::new(store.clone(), Memory::of_mib(64))),
+            inbox.clone(),
             lease,
             settings,
             Tasks::default(),
@@ -68,6 +71,7 @@ impl Fixture {
             conversations,
             store,
             receipts,
+            inbox,
         }
     }
 

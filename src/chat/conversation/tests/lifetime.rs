@@ -8,7 +8,7 @@ use uuid::Uuid;
 
 use super::{Asked, Fixture, GROUP, IDLE, creation, pending, send, user};
 use crate::{
-    chat::{Error, Lease, Operation, Outcome},
+    chat::{EditMessage, Error, Lease, NewContent, Operation, Outcome},
     model::{
         ConversationId, Kind, UserId,
         limits::{LOADS_AGAIN_MAX, LOADS_MAX, OPENING_OF_USER_MAX, USER_OPEN_MIN},
@@ -133,4 +133,46 @@ async fn a_conversation_that_cannot_be_read_is_closed() {
     sleep(10 * MOMENT).await;
     assert!(!fixture.conversations.is_open(GROUP));
     assert_eq!(fixture.store.reading(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn messages_are_refused_while_too_many_inbox_rows_wait() {
+    let fixture = Fixture::new(Lease::unbounded(1));
+    let ask = async |id, operation| fixture.ask_of(id, "alice", operation).await.await;
+    let small = unknown(0);
+    ask(small, creation(Kind::Group, &["bob"])).await.unwrap();
+    ask(small, Operation::Send(send("alice"))).await.unwrap();
+    // The rows of a large group are as many as it has participants.
+    let names: Vec<String> = (0..4_000).map(|n| format!("somebody-{n}")).collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    let mut large = unknown(0);
+    for number in 1.. {
+        large = unknown(number);
+        ask(large, creation(Kind::Group, &names)).await.unwrap();
+        if fixture.inbox.is_full() {
+            break;
+        }
+        ask(small, Operation::Send(send("alice"))).await.unwrap();
+    }
+    let edit = Operation::Edit(EditMessage {
+        seq: 2,
+        content: NewContent {
+            body: "hello".into(),
+            attachments: None,
+        },
+        base_rev: None,
+        at: None,
+    });
+    let sends = [small, large].map(|id| (id, Operation::Send(send("alice"))));
+    for (id, operation) in sends.into_iter().chain([(small, edit)]) {
+        let refused = ask(id, operation).await;
+        assert!(refused.is_err_and(|error| error.is_unavailable()), "{id:?}");
+    }
+    // What needs no such row goes on.
+    ask(small, Operation::Read { seq: 2 }).await.unwrap();
+    ask(small, CATCH_UP).await.unwrap();
+    assert!(fixture.inbox.flush().await);
+    for id in [small, large] {
+        ask(id, Operation::Send(send("alice"))).await.unwrap();
+    }
 }
