@@ -337,7 +337,8 @@ async def test_a_drain_loses_nothing(start, codec):
     gateway = start(drain__spread_ms=500, **UNLIMITED)
     alice, bob = await gateway.connect("alice", codec), await gateway.connect("bob", codec)
     dm = await alice.create("dm", "bob")
-    replies = [await alice.begin("send", conversation=dm, client_id=uuid4(), body=str(i)) for i in range(200)]
+    ids = [uuid4() for _ in range(200)]
+    replies = [await alice.begin("send", conversation=dm, client_id=id, body=id) for id in ids]
     await replies[20]
     stopping = asyncio.to_thread(gateway.stop)
     stopping = asyncio.create_task(stopping)
@@ -347,11 +348,14 @@ async def test_a_drain_loses_nothing(start, codec):
         await gateway.open()
     assert [await client.closed() for client in (alice, bob)] == [1012, 1012]
     assert await stopping == 0
-    answered = [r.result()["seq"] for r in replies if not r.exception()]
+    assert all(isinstance(r.exception(), ConnectionError | None) for r in replies)
+    answered = {r.result()["seq"]: id for id, r in zip(ids, replies) if not r.exception()}
+    assert len(answered) > 20
     again = start(gateway.directory)
     back = await again.connect("bob", codec)
     log = await back.everything(dm)
-    assert len(log) >= len(answered) and [m["seq"] for m in log] == list(range(1, len(log) + 1))
+    assert [m["seq"] for m in log] == list(range(1, len(log) + 1)) and len({m["client_id"] for m in log}) == len(log)
+    assert answered.items() <= {m["seq"]: m["client_id"] for m in log if m["body"] == m["client_id"]}.items()
     assert (await back.inbox(dm))["unread"] == len(log)
     await back.close()
 
