@@ -225,9 +225,10 @@ async def test_what_is_no_messagepack_frame_closes_its_connection_alone(gateway,
         await client.send_raw(raw)
         assert await client.closed() == 4500, raw[:80]
         assert client.socket.close_reason.startswith(f"bad frame: {why}"), (raw[:80], client.socket.close_reason)
-        # Without `connect` it gets an answer at most, and no session.
+        # Without `connect` it gets an answer at most, for which nobody waits, and no session.
         stranger = await gateway.open("msgpack")
         stranger.replies[7] = asyncio.get_running_loop().create_future()
+        stranger.replies[7].cancel()
         await stranger.send_raw(raw)
         assert await stranger.closed() in (4500, 4501), raw[:80]
     assert (await bystander.ask("ping"))["type"] == "pong"
