@@ -182,7 +182,10 @@ test('random changes over a bad network: all devices show the same', async () =>
     if (i % 40 === 20) proxy.cut();
     if (i % 10 === 0) await new Promise((resolve) => setTimeout(resolve, 20));
   }
-  await Promise.allSettled(all);
+  const refused = (await Promise.allSettled(all)).flatMap((done) => (done.status === 'rejected' ? [done.reason.code] : []));
+  // Bob may not change what Alice wrote, and nobody what is deleted: that is about 85 of them.
+  expect(refused.filter((code) => code !== 'forbidden' && code !== 'conflict')).toEqual([]);
+  expect(refused.length).toBeLessThan(150);
   await agree(phone, a);
   await agree(laptop, a);
   await agree(his, b);

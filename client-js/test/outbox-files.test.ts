@@ -99,20 +99,22 @@ test('what is being kept during `logout()` does not stay', async () => {
   let go = () => {};
   const wait = new Promise<void>((resolve) => (go = resolve));
   const { keep } = storage;
-  storage.keep = async (clientId, files) => {
-    await wait;
-    return keep!(clientId, files);
+  let kept: Promise<unknown> | undefined;
+  storage.keep = (clientId, files) => {
+    kept = wait.then(() => keep!(clientId, files));
+    return kept;
   };
   const real = fetch;
   vi.spyOn(globalThis, 'fetch').mockImplementation((url, init) =>
     String(url).endsWith('/v1/attachments') ? new Promise(() => {}) : real(url, init),
   );
   dm.send('one', { attachments: [dm.attach(new Blob(['x']))] }).catch(() => {});
-  await new Promise((resolve) => setTimeout(resolve, 50));
+  await until(() => kept !== undefined);
   await client.logout();
   go();
-  await new Promise((resolve) => setTimeout(resolve, 50));
-  expect([storage.kept.size, await storage.entries(a)]).toEqual([0, []]);
+  await kept;
+  await until(() => !storage.kept.size);
+  expect(await storage.entries(a)).toEqual([]);
 });
 
 test('a storage that cannot keep files, or has no room, loses no message of this client', async () => {

@@ -168,7 +168,8 @@ test('service workers are told once which conversations are read, with the badge
   expect(posted[1]).toEqual({ type: 'chat-gateway:read', conversations: ['open'], badge: 3 });
   await chat.unregisterPush();
   chat.conversation('over').read();
-  await new Promise((resolve) => setTimeout(resolve, 50));
+  // What was registered would have been told before the gateway.
+  await until(() => sent('read').some(({ conversation }) => conversation === 'over'));
   expect(posted).toHaveLength(2);
 });
 

@@ -19,7 +19,7 @@ use crate::{
     data::Data,
     fanout::{WARM_UP, spinner},
     hostile::{BEGIN, LEAVE, STOP},
-    latency::latencies,
+    latency::{latencies, quantile_ms},
     people::{self, Kind, People},
     replies::Replies,
     report::Report,
@@ -138,8 +138,8 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
     run.progress.finish_and_clear();
     run.people.judge(&mut report);
     run.people.judge_replies(&mut report);
-    let most = held.stop();
-    done.tell(&mut report);
+    let most = held.stop()?;
+    done.tell(&mut report, options);
     let judged = options.people.gateways == 1 && common.cassandra.is_empty();
     compare(&mut report, &pieces.without, &pieces.with, judged);
     report.at_most(
@@ -371,7 +371,7 @@ fn judge_descriptors(descriptors: &Descriptors, options: &Options, report: &mut 
 
 impl Quantiles {
     fn of(latency: &Histogram<u64>) -> Self {
-        let ms = |quantile| latency.value_at_quantile(quantile) as f64 / 1000.0;
+        let ms = |quantile| quantile_ms(latency, quantile);
         Self {
             p50: ms(0.5),
             p99: ms(0.99),
@@ -410,7 +410,7 @@ fn compare(report: &mut Report, without: &Waits, with: &Waits, judged: bool) {
         );
         if goal && judged {
             let ratio = format!("{name} p99, with / without");
-            report.at_most(&ratio, ratios.median, RATIO_MAX, "");
+            report.speed_at_most(&ratio, ratios.median, RATIO_MAX, "");
         }
     }
     for (which, waits) in [("without", without), ("with", with)] {

@@ -26,6 +26,7 @@ use crate::{
     client::Client,
     data::Data,
     fanout::{WARM_UP, spinner},
+    latency::quantile_ms,
     people::{self, Kind, People},
     replies::Replies,
     report::Report,
@@ -179,7 +180,7 @@ fn speed(
     Spread::of(bare_speeds).tell(report, "upload to the bare server", "MiB/s");
     let ratio = Spread::of(ratios);
     ratio.tell(report, "upload, gateway / bare server, in turn", "");
-    report.at_least("upload, gateway / bare server", ratio.median, SPEED_MIN, "");
+    report.speed_at_least("upload, gateway / bare server", ratio.median, SPEED_MIN, "");
     let uploaded = (options.files * options.mib) as f64;
     report.figure("CPU per MiB", cpu.as_secs_f64() * 1e6 / uploaded, "µs");
     Ok(())
@@ -235,7 +236,7 @@ fn beside_people(
             people.talk(length, &progress)?;
             people.settle()?;
             let replies = people.crowd.replies.as_ref().context("replies are timed")?;
-            p99[usize::from(uploads)] = replies.sent.value_at_quantile(0.99) as f64 / 1000.0;
+            p99[usize::from(uploads)] = quantile_ms(&replies.sent, 0.99);
             if let Some(uploader) = uploader {
                 sender.take(uploader.stop()?)?;
             }
@@ -259,7 +260,7 @@ fn beside_people(
         "p99 acknowledged, during uploads / alone, in turn",
         "",
     );
-    report.at_most(
+    report.speed_at_most(
         "p99 acknowledged, during uploads / alone",
         ratio.median,
         P99_RATIO_MAX,

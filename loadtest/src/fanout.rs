@@ -18,6 +18,7 @@ use crate::{
     client::{Client, send_frame, text_frame},
     crowd::Crowd,
     data::Data,
+    latency::quantile_ms,
     report::Report,
     server::{Server, Watch, other_build, total_cpu},
     source::Source,
@@ -176,13 +177,13 @@ impl Options {
 
 /// Compares the paced parts, for which there are goals.
 pub(crate) fn paced_beside_raw(gateway: &Parts, raw: &Parts, report: &mut Report) {
-    report.at_most(
+    report.speed_at_most(
         "paced CPU, gateway / raw",
         gateway.paced.cpu_us / raw.paced.cpu_us,
         PACED_RATIO_MAX,
         "",
     );
-    report.at_most(
+    report.speed_at_most(
         "paced latency p50, gateway / raw",
         gateway.p50_ms / raw.p50_ms,
         PACED_P50_RATIO_MAX,
@@ -385,7 +386,7 @@ impl<'a> Subject<'a> {
 
     fn tell_paced(&mut self, report: &mut Report) -> anyhow::Result<()> {
         let (name, paced) = (self.name, self.paced.part(&self.crowd));
-        let p50 = |latency: &Histogram<u64>| latency.value_at_quantile(0.5) as f64 / 1000.0;
+        let p50 = |latency: &Histogram<u64>| quantile_ms(latency, 0.5);
         self.p50_ms = self.crowd.latency.iter().map(p50).collect();
         for latency in &self.crowd.latency {
             self.latency.add(latency)?;
@@ -454,7 +455,7 @@ impl<'a> Subject<'a> {
             watch.stop().draw(report, &which);
         }
         source.finish(&crowd, report, name)?;
-        let at = |quantile| latency.value_at_quantile(quantile) as f64 / 1000.0;
+        let at = |quantile| quantile_ms(&latency, quantile);
         Ok(Parts {
             paced: paced.part(&crowd),
             p50_ms: at(0.5),

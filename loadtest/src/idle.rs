@@ -58,7 +58,7 @@ pub(crate) fn alone(
         KIB_MAX,
         "KiB",
     );
-    report.at_most("gateway: CPU per connect", connect_ms, CONNECT_MS_MAX, "ms");
+    report.speed_at_most("gateway: CPU per connect", connect_ms, CONNECT_MS_MAX, "ms");
     Ok(())
 }
 

@@ -9,3 +9,11 @@ pub(crate) const LATENCY_US_MAX: u64 = 60_000_000;
 pub(crate) fn latencies() -> anyhow::Result<Histogram<u64>> {
     Ok(Histogram::new_with_max(LATENCY_US_MAX, 3)?)
 }
+
+/// A quantile in milliseconds. NaN without values, because 0 would be the best of all.
+pub(crate) fn quantile_ms(latency: &Histogram<u64>, quantile: f64) -> f64 {
+    if latency.is_empty() {
+        return f64::NAN;
+    }
+    latency.value_at_quantile(quantile) as f64 / 1000.0
+}

@@ -93,7 +93,7 @@ fn import(
         if let Some(batches) = bare(common, data, options, Writing::InBatches)? {
             report.figure("the same in batches", batches, "messages/s");
         }
-        report.at_least("imported / bare", rate / one_by_one, BARE_RATIO_MIN, "");
+        report.speed_at_least("imported / bare", rate / one_by_one, BARE_RATIO_MIN, "");
     }
     Ok(())
 }
@@ -137,7 +137,7 @@ fn read_pages(
         .map(|t| Duration::from_micros(t.value_at_quantile(0.5)).as_secs_f64());
     let slowest = medians.into_iter().fold(0.0, f64::max);
     let fastest = medians.into_iter().fold(f64::MAX, f64::min);
-    report.at_most(
+    report.speed_at_most(
         &format!("{size} messages: slowest / fastest median"),
         slowest / fastest,
         RATIO_MAX,

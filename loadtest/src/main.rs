@@ -105,7 +105,7 @@ enum Scenario {
     /// are not killed any more. A slope is the median of the slopes between any two samples (Theil and Sen).
     /// It is within the noise, and no goal is missed, if the line rises by less in that half than the samples spread about
     /// it. The gateways have small caches (`memory.mib` 16, `store.embedded.cache_mib` 8), because a cache that fills looks
-    /// like a leak. In a run of less than an hour they still fill, so use --no-goals there. Latency is that of the messages
+    /// like a leak. In a run of less than an hour they still fill, so no slope has a goal there. Latency is that of the messages
     /// since the last sample, from when they were due to their acknowledgement.
     Soak(soak::Options),
     /// Measure what reading an inbox costs, and check its unread counts

@@ -196,7 +196,7 @@ fn tell(report: &mut Report, options: &Options, scenarios: &[Vec<String>], figur
         );
         let (this, base) = (Spread::of(figure.this), Spread::of(figure.base));
         let ratios = Spread::of(figure.ratios);
-        report.at_most(
+        report.speed_at_most(
             &format!("{scenario}: {name}"),
             ratios.median,
             options.limit,

@@ -253,8 +253,8 @@ fn judge(rows: &Rows, options: &fanout::Options, report: &mut Report) {
         let deliveries_name = format!("{name}: deliveries, gateway / NATS");
         match WINDOWS.iter().find(|goal| goal.window == window) {
             Some(goal) => {
-                report.at_most(&cpu_name, cpu, goal.cpu_ratio_max, "");
-                report.at_least(&deliveries_name, deliveries, goal.deliveries_ratio_min, "");
+                report.speed_at_most(&cpu_name, cpu, goal.cpu_ratio_max, "");
+                report.speed_at_least(&deliveries_name, deliveries, goal.deliveries_ratio_min, "");
             }
             None => {
                 println!("  there is no goal for {name}");
@@ -269,7 +269,7 @@ fn judge(rows: &Rows, options: &fanout::Options, report: &mut Report) {
         idle::KIB_MAX,
         "KiB",
     );
-    report.at_most(
+    report.speed_at_most(
         "CPU per connect",
         gateway.connect_ms,
         idle::CONNECT_MS_MAX,

@@ -25,7 +25,7 @@ use crate::{
     client::{Client, client_id},
     data::Data,
     fanout::{WARM_UP, spinner},
-    latency::latencies,
+    latency::{latencies, quantile_ms},
     people::{self, Kind, People},
     replies::Replies,
     report::Report,
@@ -423,7 +423,7 @@ impl Run<'_> {
         people.settle()?;
         waits.cpu += total_cpu(self.servers)?.saturating_sub(cpu);
         waits.reactions += reactions as f64 * (1.0 - begin.div_duration_f64(length));
-        let p99 = |waited: &Histogram<u64>| waited.value_at_quantile(0.99) as f64 / 1000.0;
+        let p99 = |waited: &Histogram<u64>| quantile_ms(waited, 0.99);
         let mut delivered = latencies()?;
         for latency in &people.crowd.latency {
             delivered.add(latency)?;
@@ -490,7 +490,7 @@ fn tell_seen(report: &mut Report, rate: f64, seen: SeenByOne) {
         bytes,
         seconds,
     } = seen;
-    report.at_least(
+    report.speed_at_least(
         &format!("acknowledged reactions, at {rate}/s"),
         reactions / seconds,
         rate * RATE_MIN,
@@ -532,7 +532,7 @@ impl Rounds {
             Spread::of(with).tell(report, &format!("people's {name} p99, with"), "ms");
             let name = format!("people's {name} p99, with / without");
             ratios.tell(report, &format!("{name}, each round"), "");
-            report.at_most(&name, ratios.median, RATIO_MAX, "");
+            report.speed_at_most(&name, ratios.median, RATIO_MAX, "");
         }
     }
 }

@@ -11,7 +11,10 @@ use clap::Args;
 use hdrhistogram::Histogram;
 use serde_json::{Map, Value, json};
 
-use crate::plot::{self, Axis, Line};
+use crate::{
+    latency::quantile_ms,
+    plot::{self, Axis, Line},
+};
 
 #[derive(Args, Clone, Default)]
 pub(crate) struct Outputs {
@@ -27,7 +30,8 @@ pub(crate) struct Outputs {
     /// Fail if a figure, given by its name or the end of its name, is beyond a limit: 'p99_ms>50'; may be repeated
     #[arg(long, global = true, value_parser = Threshold::parse)]
     fail_if: Vec<Threshold>,
-    /// Do not fail if a goal is missed; lost messages and --fail-if still fail the run
+    /// Do not fail if a goal for a speed is missed: a time, a rate or CPU. Bounds, as of memory, descriptors and rows, still count,
+    /// and so do figures without values, lost messages and --fail-if
     #[arg(long, global = true)]
     no_goals: bool,
 }
@@ -104,13 +108,17 @@ impl Report {
     }
 
     fn keep(&mut self, name: &str, value: f64, unit: &str) {
+        self.must(value.is_finite(), format!("{name} has no value"));
         let name = name.replace([' ', ':', ','], "_").replace("__", "_");
         self.figures.push((name, value, unit.to_owned()));
     }
 
     /// Prints, keeps and plots a histogram of microseconds.
     pub(crate) fn latency(&mut self, name: &str, histogram: &Histogram<u64>) {
-        let ms = |quantile| histogram.value_at_quantile(quantile) as f64 / 1000.0;
+        if histogram.is_empty() {
+            return self.must(false, format!("{name} has no values"));
+        }
+        let ms = |quantile| quantile_ms(histogram, quantile);
         let (p50, p99, p999) = (ms(0.5), ms(0.99), ms(0.999));
         let max = histogram.max() as f64 / 1000.0;
         println!("  {name:<44} p50 {p50:.2}  p99 {p99:.2}  p99.9 {p999:.2}  max {max:.2} ms");
@@ -162,24 +170,39 @@ impl Report {
         }
     }
 
-    /// Prints and keeps a figure with a goal: at most `most`.
+    /// Prints and keeps a figure with a bound: at most `most`.
     pub(crate) fn at_most(&mut self, name: &str, value: f64, most: f64, unit: &str) {
         self.figure(name, value, unit);
         let missed = format!("{name} is {value:.3} {unit}, more than {most}");
-        self.goal(value <= most, format!("at most {most} {unit}"), missed);
+        self.bound(value <= most, format!("at most {most} {unit}"), missed);
     }
 
-    /// Prints and keeps a figure with a goal: at least `least`.
+    /// Prints and keeps a figure with a bound: at least `least`.
     pub(crate) fn at_least(&mut self, name: &str, value: f64, least: f64, unit: &str) {
         self.figure(name, value, unit);
         let missed = format!("{name} is {value:.3} {unit}, less than {least}");
-        self.goal(value >= least, format!("at least {least} {unit}"), missed);
+        self.bound(value >= least, format!("at least {least} {unit}"), missed);
     }
 
-    fn goal(&mut self, reached: bool, goal: String, missed: String) {
+    /// The same as [`Self::at_most`] for a speed, which depends on the machine: it does not count with --no-goals.
+    pub(crate) fn speed_at_most(&mut self, name: &str, value: f64, most: f64, unit: &str) {
         if self.outputs.no_goals {
-            return;
+            self.figure(name, value, unit);
+        } else {
+            self.at_most(name, value, most, unit);
         }
+    }
+
+    /// The same as [`Self::at_least`] for a speed.
+    pub(crate) fn speed_at_least(&mut self, name: &str, value: f64, least: f64, unit: &str) {
+        if self.outputs.no_goals {
+            self.figure(name, value, unit);
+        } else {
+            self.at_least(name, value, least, unit);
+        }
+    }
+
+    fn bound(&mut self, reached: bool, goal: String, missed: String) {
         let said = if reached { "reached" } else { "MISSED" };
         println!("  {:<44} {goal}: {said}", "goal");
         if !reached {
@@ -341,6 +364,7 @@ fn write(path: &Path, text: &str) -> anyhow::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::spread::Spread;
 
     #[test]
     fn a_limit_applies_to_a_whole_name_or_its_end() {
@@ -384,5 +408,53 @@ mod tests {
         }
         let report = Report::new("test", &outputs("nothing>1"));
         assert!(report.finish().is_err());
+    }
+
+    #[test]
+    fn without_goals_only_speeds_do_not_count() {
+        type Judge = fn(&mut Report, &str, f64, f64, &str);
+        let judges: [(Judge, f64, bool); 4] = [
+            (Report::at_most, 2.0, false),
+            (Report::at_least, 0.5, false),
+            (Report::speed_at_most, 2.0, true),
+            (Report::speed_at_least, 0.5, true),
+        ];
+        for (number, (judge, beyond, is_speed)) in judges.into_iter().enumerate() {
+            for no_goals in [false, true] {
+                let outputs = Outputs {
+                    no_goals,
+                    ..Outputs::default()
+                };
+                let passes = |value: f64| {
+                    let mut report = Report::new("test", &outputs);
+                    judge(&mut report, "cost", value, 1.0, "");
+                    report.finish().unwrap()
+                };
+                assert!(passes(1.0), "{number}");
+                assert_eq!(passes(beyond), is_speed && no_goals, "{number}");
+                assert!(!passes(f64::NAN), "{number}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_figure_without_values_fails_the_run() {
+        let outputs = Outputs {
+            no_goals: true,
+            ..Outputs::default()
+        };
+        let passes = |tell: fn(&mut Report)| {
+            let mut report = Report::new("test", &outputs);
+            tell(&mut report);
+            report.finish().unwrap()
+        };
+        assert!(passes(|report| report.figure("cost", 0.0, "")));
+        assert!(!passes(|report| report.figure("cost", f64::NAN, "")));
+        assert!(!passes(
+            |report| report.latency("latency", &Histogram::new(3).unwrap())
+        ));
+        assert!(!passes(
+            |report| Spread::of(Vec::new()).tell(report, "cost", "")
+        ));
     }
 }

@@ -10,6 +10,7 @@ use crate::{
     client::send_frame,
     data::Data,
     fanout::{WARM_UP, public_channel, spinner},
+    latency::quantile_ms,
     report::Report,
     server::Server,
     source::Source,
@@ -64,7 +65,7 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
     crowd.latency[0].reset();
     source.paced(&mut crowd, options.rate, length, &progress)?;
     progress.suspend(|| report.latency("all read: latency", &crowd.latency[0]));
-    let before = crowd.latency[0].value_at_quantile(0.99) as f64;
+    let before = quantile_ms(&crowd.latency[0], 0.99);
 
     let stopped = crowd.stop_reading(options.slow)?;
     let memory = server.resident_kib()?;
@@ -72,9 +73,9 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
     source.paced(&mut crowd, options.rate, length, &progress)?;
     progress.finish_and_clear();
     report.latency("the others: latency", &crowd.latency[0]);
-    let after = crowd.latency[0].value_at_quantile(0.99) as f64;
+    let after = quantile_ms(&crowd.latency[0], 0.99);
     let each = (server.resident_kib()? - memory).max(0.0) / options.slow as f64;
-    report.at_most(
+    report.speed_at_most(
         "the others' p99, with slow ones / without",
         after / before,
         RATIO_MAX,

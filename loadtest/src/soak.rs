@@ -221,19 +221,25 @@ impl Soak<'_> {
     fn end(mut self, cores: f64, report: &mut Report) -> anyhow::Result<()> {
         self.talk.end(&self.servers[0].address, report)?;
         report.figure("kills", self.starts.len() as f64, "");
-        report.latency("from start to ready", &self.starts);
+        if self.options.kills > 0 {
+            report.latency("from start to ready", &self.starts);
+        }
         report.figure("CPU of the gateways, second half", cores, "cores");
         for server in &self.servers {
             server.drain()?;
         }
         let (before, after) = (self.compacted.take(), self.compact()?);
         let lines = std::mem::take(&mut self.lines);
-        let memory = Some(self.options.memory_slope);
-        let descriptors = Some(DESCRIPTORS_SLOPE_MAX);
+        // Before, what is filled once looks like a leak.
+        let is_long = self.length.as_secs_f64() >= HOUR;
+        let memory = is_long.then_some(self.options.memory_slope);
+        let descriptors = is_long.then_some(DESCRIPTORS_SLOPE_MAX);
         self.tell("memory", "MiB", lines.memory_mib, memory, report);
         self.tell("descriptors", "", lines.descriptors, descriptors, report);
         self.tell("p99", "ms", lines.p99_ms, None, report);
-        self.tell("disk", "MiB", lines.disk_mib, None, report);
+        if self.data.cluster.is_none() {
+            self.tell("disk", "MiB", lines.disk_mib, None, report);
+        }
         if let Some(after) = after {
             let before = before.unwrap_or_default();
             report.figure("disk in the end, compacted", after.mib, "MiB");
@@ -241,7 +247,7 @@ impl Soak<'_> {
             let bytes = (after.mib - before.mib) * f64::from(1 << 20);
             report.at_most(
                 "disk of each since the last kill, compacted",
-                bytes / (after.messages - before.messages).max(1) as f64,
+                bytes / (after.messages - before.messages) as f64,
                 self.options.bytes_per_message,
                 "bytes",
             );
@@ -258,9 +264,6 @@ impl Soak<'_> {
         goal: Option<f64>,
         report: &mut Report,
     ) {
-        if points.is_empty() {
-            return;
-        }
         let half = self.length.as_secs_f64() / 2.0;
         let later: Vec<_> = points
             .iter()

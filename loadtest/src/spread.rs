@@ -12,18 +12,21 @@ impl Spread {
     pub(crate) fn of(mut values: Vec<f64>) -> Self {
         values.sort_by(f64::total_cmp);
         let mut spread = Self {
-            median: 0.0,
+            median: f64::NAN,
             values,
         };
         spread.median = spread.at(0.5);
         spread
     }
 
-    /// A quantile, interpolated between the two nearest values. 0 without values.
+    /// A quantile, interpolated between the two nearest values. NaN without values, or if one of them is.
     pub(crate) fn at(&self, quantile: f64) -> f64 {
         let Some(last) = self.values.len().checked_sub(1) else {
-            return 0.0;
+            return f64::NAN;
         };
+        if self.values.iter().any(|value| value.is_nan()) {
+            return f64::NAN;
+        }
         let place = last as f64 * quantile;
         let (below, above) = (place.floor() as usize, place.ceil() as usize);
         let share = place - place.floor();
@@ -58,6 +61,12 @@ mod tests {
         let all = [0.0, 0.25, 0.5, 1.0].map(|quantile| spread.at(quantile));
         assert_eq!(all, [1.0, 1.75, 2.5, 4.0]);
         assert_eq!(spread.median, 2.5);
-        assert_eq!(Spread::of(Vec::new()).median, 0.0);
+    }
+
+    #[test]
+    fn what_has_no_values_has_no_median() {
+        assert!(Spread::of(Vec::new()).median.is_nan());
+        assert!(Spread::of(vec![1.0, 2.0, f64::NAN]).median.is_nan());
+        assert!(Spread::of(vec![-f64::NAN, 1.0, 2.0]).at(1.0).is_nan());
     }
 }

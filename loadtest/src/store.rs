@@ -117,12 +117,12 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
     } else {
         CASSANDRA_CPU_US_MAX
     };
-    report.at_most("CPU per message, one recipient", cost.cpu_us(), most, "µs");
+    report.speed_at_most("CPU per message, one recipient", cost.cpu_us(), most, "µs");
     if let Some(bare) = bare {
         let bare = bare.written as f64 / bare.time.as_secs_f64();
         report.figure("bare store, the same rows and fsyncs", bare, "/s");
         let ratio = per_second / bare;
-        report.at_least("gateway / bare store", ratio, BARE_RATIO_MIN, "");
+        report.speed_at_least("gateway / bare store", ratio, BARE_RATIO_MIN, "");
     }
 
     by_participants(common, few, options.size, &mut report)?;

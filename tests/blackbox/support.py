@@ -117,8 +117,12 @@ class OwnNodes:
             raise
         return self
 
-    def __exit__(self, *_):
-        self.run("clean")
+    def __exit__(self, kind, *_):
+        try:
+            if kind is None:
+                self.run("warnings")
+        finally:
+            self.run("clean")
 
     def run(self, *command, **environment):
         """Runs a command of tests/cassandra/cassandra."""

@@ -213,7 +213,11 @@ async def test_messages_continue_without_the_storage(start, bucket):
     assert (await alice.send(dm, "still"))["seq"] == sent["seq"] + 1
     assert len((await bob.ask("attachment_urls", ids=[kept]))["items"]) == 1
     await delete(alice, dm, sent["seq"])
-    await asyncio.sleep(3)
+
+    async def has_failed():
+        return any("could not erase a file" in line.get("message", "") for line in gateway.log())
+
+    await eventually(has_failed)
     gateway.kill()
     # It also starts without the storage.
     gateway.start()

@@ -484,6 +484,12 @@ def operations(document):
                     yield method, path, requirement["service"]
 
 
+def is_let_in(answer):
+    """Whether the scopes of a request were enough. It may be refused for another reason, but not fail."""
+    text = answer.text
+    return answer.status_code < 500 and answer.status_code != 401 and (answer.status_code != 403 or text and "scope" not in text)
+
+
 async def test_a_service_may_do_what_its_scopes_allow(start):
     gateway = with_keys(start)
     user, group = "alice", uuid4()
@@ -509,7 +515,7 @@ async def test_a_service_may_do_what_its_scopes_allow(start):
             if method != "head":  # its answer has no body
                 assert answer.json()["code"] == "forbidden" and scope in answer.json()["message"], (method, path, lacking)
         answer = await asked(f"{other} {scope}", method, path)
-        assert answer.status_code != 403 or "scope" not in answer.json()["message"], (method, path)
+        assert is_let_in(answer), (method, path, answer.status_code, answer.text)
     assert {scope for _, _, [scope] in every} == set(EVERY_SCOPE.split())
     await http.aclose()
 

@@ -180,6 +180,87 @@ async def test_a_value_that_only_messagepack_has_is_named(gateway, names):
     await alice.close()
 
 
+def packed_map(*entries):
+    """A MessagePack map with these keys in this order, also the same one twice. Bytes are values that are encoded already."""
+    packed = [(msgpack.packb(key), value if isinstance(value, bytes) else msgpack.packb(value)) for key, value in entries]
+    return bytes([0x80 + len(entries)]) + b"".join(key + value for key, value in packed)
+
+
+# A length of 4 GiB, or as many elements, with two of them: a list, a map, a text, bytes, an extension.
+HUGE = [bytes([marker]) + b"\xff\xff\xff\xff" + b"\xa1a" * 2 for marker in (0xdd, 0xdf, 0xdb, 0xc6, 0xc9)]
+PING = [("type", "ping"), ("id", 7)]
+# Lists in lists and maps in maps, without the value inside.
+NESTED = [b"\x91" * 30_000, b"\x81\xa1x" * 15_000]
+
+
+def no_messagepack_frames():
+    """What is no frame, with the beginning of the reason."""
+    whole = msgpack.packb({"type": "send", "id": 7, "conversation": GROUP, "client_id": GROUP, "body": "x", "attachments": [{"url": "https://a"}]})
+    for end in range(len(whole)):
+        yield whole[:end], "it is not MessagePack"
+    no_values = [b"\xc1", b"\xa2\xc3\x28", *NESTED, *HUGE]
+    for raw in no_values:
+        yield raw, "it is not MessagePack"
+        yield packed_map(*PING, ("later", raw)), "it is not MessagePack"
+        yield packed_map(("later", raw), *PING), "it is not MessagePack"
+    for value in [None, True, 7, -1, 1.5, "ping", b"ping", [], msgpack.ExtType(5, b"ping"), msgpack.Timestamp(1)]:
+        yield msgpack.packb(value), "must be an object"
+    for value in [None, True, 7, 1.5, [], {}, b"ping", msgpack.ExtType(5, b"ping")]:
+        yield packed_map(("type", msgpack.packb(value)), ("id", 7)), "type: must be a text"
+    for value in [-1, 1.5, True, "7", [], {}, msgpack.packb(b"7"), msgpack.packb(msgpack.ExtType(5, b"7")), ID_MAX + 1]:
+        yield packed_map(("type", "ping"), ("id", value)), "id: must be a whole number"
+    for key in [None, True, 7, -1, 1.5, b"type", (), msgpack.ExtType(5, b"type")]:
+        yield packed_map((key, 1), *PING), "(key): must be a text"
+        yield packed_map(("type", "read"), ("id", 7), ("conversation", GROUP), (key, 1), ("seq", 1)), "(key): must be a text"
+    for twice in PING:
+        yield packed_map(twice, twice, *PING), f"{twice[0]}: is given twice"
+    yield packed_map(*PING) + b"\xc0", "bytes after the frame"
+
+
+@pytest.mark.embedded
+async def test_what_is_no_messagepack_frame_closes_its_connection_alone(gateway, names):
+    bystander = await gateway.connect(*names("bystander"), codec="msgpack")
+    for raw, why in no_messagepack_frames():
+        client = await gateway.connect(*names("noisy"), codec="msgpack")
+        await client.send_raw(raw)
+        assert await client.closed() == 4500, raw[:80]
+        assert client.socket.close_reason.startswith(f"bad frame: {why}"), (raw[:80], client.socket.close_reason)
+        # Without `connect` it gets an answer at most, for which nobody waits, and no session.
+        stranger = await gateway.open("msgpack")
+        stranger.replies[7] = asyncio.get_running_loop().create_future()
+        stranger.replies[7].cancel()
+        await stranger.send_raw(raw)
+        assert await stranger.closed() in (4500, 4501), raw[:80]
+    assert (await bystander.ask("ping"))["type"] == "pong"
+    await bystander.close()
+
+
+@pytest.mark.embedded
+async def test_wrong_fields_in_messagepack_are_answered_and_unknown_ones_ignored(gateway, names):
+    alice = await gateway.connect(*names("alice"), codec="msgpack")
+    ids = [("conversation", GROUP), ("client_id", GROUP)]
+    nested = [levels + b"\xc0" for levels in NESTED]
+    extension = msgpack.packb(msgpack.ExtType(5, b"x" * 9))
+    no_text = msgpack.packb({None: 1, 7: [b"x"], b"k": msgpack.Timestamp(1)})
+
+    async def answer(type, *fields):
+        answer = alice.replies[7] = asyncio.get_running_loop().create_future()
+        await alice.send_raw(packed_map(("type", type), ("id", 7), *fields))
+        return await asyncio.wait_for(answer, PATIENCE)
+
+    for wrong in [None, True, 7, -1, 1.5, [], {}, msgpack.packb(b"x"), extension, *nested, no_text]:
+        said = await answer("send", *ids, ("body", wrong))
+        assert (said["type"], said["code"], said["message"]) == ("error", "bad_request", "body: must be a text"), (wrong, said)
+    for field in [*ids, ("body", "x"), ("reply_to", 1)]:
+        said = await answer("send", *ids, ("body", "x"), ("reply_to", 1), field)
+        assert (said["type"], said["code"], said["message"]) == ("error", "bad_request", f"{field[0]}: is given twice"), (field, said)
+    for unknown in [extension, *nested, no_text, msgpack.packb(b"x")]:
+        assert (await answer("ping", ("later", unknown)))["type"] == "pong", unknown[:80]
+    assert (await answer("ping", ("later", 1), ("later", 2)))["type"] == "pong"
+    assert (await alice.ask("ping"))["type"] == "pong"
+    await alice.close()
+
+
 @pytest.mark.parametrize("cursors", [7, {"x": [1, 2]}, {GROUP: 7}, {GROUP: [1]}, {GROUP: ["a", 2]}])
 async def test_wrong_cursors_are_named(gateway, names, codec, cursors):
     client = await gateway.open(codec)

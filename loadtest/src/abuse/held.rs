@@ -9,6 +9,8 @@ use std::{
     thread::{self, JoinHandle, sleep},
 };
 
+use anyhow::bail;
+
 use super::{DECODERS_LOOK, LOOK};
 use crate::server::{self, Server};
 
@@ -25,7 +27,7 @@ pub(super) struct Most {
 /// A thread that samples memory and descriptors of the gateways.
 pub(super) struct Held {
     running: Arc<AtomicBool>,
-    thread: JoinHandle<Most>,
+    thread: JoinHandle<anyhow::Result<Most>>,
 }
 
 impl Held {
@@ -42,27 +44,30 @@ impl Held {
             while goes_on.load(Ordering::Relaxed) {
                 most.look_at_decoders(&ids);
                 if looks.next() == Some(0) {
-                    most.look_at_gateways(&ids);
+                    most.look_at_gateways(&ids)?;
                 }
                 sleep(DECODERS_LOOK);
             }
-            most
+            Ok(most)
         });
         Self { running, thread }
     }
 
-    pub(super) fn stop(self) -> Most {
+    /// An error if nothing could be seen of a gateway.
+    pub(super) fn stop(self) -> anyhow::Result<Most> {
         self.running.store(false, Ordering::Relaxed);
-        self.thread.join().unwrap_or_default()
+        let most = self.thread.join();
+        most.unwrap_or_else(|_| bail!("the thread that watches the gateways panicked"))
     }
 }
 
 impl Most {
-    fn look_at_gateways(&mut self, ids: &[u32]) {
-        let kib = ids.iter().filter_map(|&id| server::resident_kib(id).ok());
-        self.memory_kib = self.memory_kib.max(kib.sum());
-        let open = ids.iter().filter_map(|&id| server::descriptors(id).ok());
-        self.descriptors = self.descriptors.max(open.sum());
+    fn look_at_gateways(&mut self, ids: &[u32]) -> anyhow::Result<()> {
+        let kib = ids.iter().map(|&id| server::resident_kib(id));
+        self.memory_kib = self.memory_kib.max(kib.sum::<anyhow::Result<f64>>()?);
+        let open = ids.iter().map(|&id| server::descriptors(id));
+        self.descriptors = self.descriptors.max(open.sum::<anyhow::Result<usize>>()?);
+        Ok(())
     }
 
     fn look_at_decoders(&mut self, ids: &[u32]) {

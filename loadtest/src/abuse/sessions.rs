@@ -71,13 +71,15 @@ impl Hostiles {
 }
 
 impl Done {
-    pub(super) fn tell(&self, report: &mut Report) {
+    pub(super) fn tell(&self, report: &mut Report, options: &Options) {
         println!("  acts of the hostile sessions:");
-        for (name, tally) in self
-            .kinds
-            .iter()
-            .filter(|(_, tally)| tally.milliseconds > 0)
-        {
+        let only = options.only.as_deref();
+        for (name, tally) in &self.kinds {
+            if tally.milliseconds == 0 {
+                let asked_for = only.is_none_or(|only| only == name);
+                report.must(!asked_for, format!("misuse never ran: {name}"));
+                continue;
+            }
             let seconds = tally.milliseconds as f64 / 1000.0;
             let outcomes: Vec<_> = tally
                 .outcomes

@@ -5,6 +5,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use anyhow::Context;
+
 use super::{AGE_S_MAX, OFFSETS_MAX, Options, Place, receiver::Receiver};
 use crate::{Common, data::Data, fanout::spinner, report::Report, server::Server};
 
@@ -77,10 +79,10 @@ fn tell_ages(of: &str, receiver: &Receiver, oldest: Vec<(f64, f64)>, report: &mu
     report.latency(&format!("{of}: age at arrival"), &arrivals.ages);
     let oldest_arrival = arrivals.ages.max() as f64 / 1e6;
     let name = format!("{of}: oldest event at arrival");
-    report.at_most(&name, oldest_arrival, AGE_S_MAX, "s");
+    report.speed_at_most(&name, oldest_arrival, AGE_S_MAX, "s");
     let by_metric = oldest.iter().map(|(_, age)| *age).fold(0.0, f64::max);
     let name = format!("{of}: oldest event by the metric");
-    report.at_most(&name, by_metric, AGE_S_MAX, "s");
+    report.speed_at_most(&name, by_metric, AGE_S_MAX, "s");
     report.over_time("oldest event not delivered", "s", of, oldest);
 }
 
@@ -88,7 +90,8 @@ fn tell_ages(of: &str, receiver: &Receiver, oldest: Vec<(f64, f64)>, report: &mu
 fn oldest_seconds(server: &Server) -> anyhow::Result<f64> {
     let metrics = server.metrics()?;
     let of_consumers = metrics.iter().filter(|(name, _)| name.starts_with(OLDEST));
-    Ok(of_consumers.map(|(_, age)| *age).fold(0.0, f64::max))
+    let oldest = of_consumers.map(|(_, age)| *age).reduce(f64::max);
+    oldest.with_context(|| format!("the gateway has no {OLDEST}"))
 }
 
 /// Writes of offsets, as the nodes of the cluster count them, each for itself. `None` over the embedded store, which counts

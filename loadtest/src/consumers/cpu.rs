@@ -41,7 +41,7 @@ pub(super) fn run(common: &Common, options: &Options, report: &mut Report) -> an
     }
     for (state, ratios) in all {
         let name = format!("CPU per message, {state} / none");
-        report.at_most(&name, ratios.median, CPU_RATIO_MAX, "");
+        report.speed_at_most(&name, ratios.median, CPU_RATIO_MAX, "");
         ratios.tell_range("");
     }
     Ok(())
