@@ -1,4 +1,4 @@
-import type { ChatError } from './codes.js';
+import { ChatError } from './codes.js';
 
 /** The upper bound of the first delay, in milliseconds. It doubles with each attempt. */
 export const BACKOFF_FIRST_MS = 500;
@@ -51,14 +51,17 @@ export function unless<T>(signal: AbortSignal | undefined, promise: Promise<T>):
   return abortable(signal, (resolve, reject) => void promise.then(resolve, reject));
 }
 
-/** Calls `work` with a signal that is aborted after `ms` or together with `signal`; the promise then rejects. It replaces
+/** Calls `work` with a signal that is aborted after `ms` or together with `signal`; the promise then rejects, with `timeout` after
+ * `ms`. It replaces
  * `AbortSignal.timeout` and `AbortSignal.any`, which not every environment has. */
 export function within<T>(ms: number, work: (over: AbortSignal) => Promise<T>, signal?: AbortSignal): Promise<T> {
   const over = new AbortController();
   return abortable<T>(signal, (resolve, reject) => {
     // A timer of 2^31 ms or more would fire at once.
-    const timer = ms < 2 ** 31 ? setTimeout(reject, ms, new Error(`no answer within ${ms} ms`)) : undefined;
-    work(over.signal).then(resolve, reject);
+    const late = () => reject(new ChatError('timeout', `no answer within ${ms} ms`));
+    const timer = ms < 2 ** 31 ? setTimeout(late, ms) : undefined;
+    // An application's function may throw, or return no promise.
+    void (async () => work(over.signal))().then(resolve, reject);
     return () => clearTimeout(timer);
   }).catch((error) => {
     over.abort(error);

@@ -1,7 +1,6 @@
 /** The client of one user: the connection to a gateway, and everything that an application reaches through it. */
 import type { Addresses } from './addresses.js';
 import { abortable, persist, unless, within } from './backoff.js';
-import { indexedDbStorage } from './browser-storage.js';
 import { ChangeFeed, type ChangeHost } from './change-feed.js';
 import { json } from './codec.js';
 import { BAD_FRAME, ChatError, UnauthorizedError } from './codes.js';
@@ -12,13 +11,14 @@ import { Feed } from './feed.js';
 import { dmId, uuid } from './ids.js';
 import { Inbox, type InboxHost } from './inbox.js';
 import { watchLifecycle } from './lifecycle.js';
-import { Marks } from './marks.js';
+import type { Marks } from './marks.js';
 import type { ChatOptions, ClientEvents, Logger, NewConversation, PushOptions, RequestOptions } from './options.js';
 import { Outbox } from './outbox.js';
 import { sendable } from './outbox-entry.js';
 import { type Paging, pages } from './pages.js';
 import type { Push } from './push.js';
-import { memoryStorage, type OutboxStorage } from './storage.js';
+import { ownStorage } from './sources.js';
+import type { OutboxStorage } from './storage.js';
 import type {
   AppToken,
   AttachmentId,
@@ -64,8 +64,6 @@ export class ChatClient extends Emitter<ClientEvents> implements Host, InboxHost
   session: Connected | undefined;
   #options: ChatOptions;
   #connection: Connection;
-  /** @internal */
-  readonly marks: Marks;
   /** Weak references: a client may see more conversations than its memory has room for. */
   #conversations = new Map<ConversationId, { deref(): Conversation | undefined }>();
   /** The conversations that are in use, kept from being collected. */
@@ -78,6 +76,9 @@ export class ChatClient extends Emitter<ClientEvents> implements Host, InboxHost
   #addresses: Promise<Addresses> | undefined;
   #sender: Promise<Sender> | undefined;
   #push: Promise<Push> | undefined;
+  #marks: Marks | undefined;
+  /** What the watermarks were told before their code was loaded. */
+  #untold: ((marks: Marks) => void)[] = [];
   #storage: OutboxStorage;
   #scope: string;
   /** Whether nobody looks at this device, and what the gateway knows of it. */
@@ -91,7 +92,7 @@ export class ChatClient extends Emitter<ClientEvents> implements Host, InboxHost
   /** @param url The URL of the gateway, as `wss://chat.example.org/v1/ws`, or a function that returns it for each connection. */
   constructor(url: string | URL | (() => Promise<string> | string), options: ChatOptions) {
     super();
-    const { token, storage = this.#ownStorage() } = options;
+    const { token, storage = ownStorage((error) => this.#failed(error)) } = options;
     this.#storage = storage;
     this.user = options.user;
     this.#options = options;
@@ -104,9 +105,6 @@ export class ChatClient extends Emitter<ClientEvents> implements Host, InboxHost
       this.changeFeed.begin(conversation, rev);
     }
     this.inbox = new Inbox(this);
-    // Watermarks use half of the user's rate, so that other requests find room.
-    const pause = () => 2_000 / (this.session?.limits.requestsPerSecond ?? Infinity);
-    this.marks = new Marks((mark) => this.#connection.ask(mark), pause);
     this.#url = typeof url === 'function' ? url : () => String(url);
     this.#connection = new Connection({
       url: this.#url,
@@ -159,7 +157,8 @@ export class ChatClient extends Emitter<ClientEvents> implements Host, InboxHost
   async logout(): Promise<void> {
     await this.#leavePush();
     this.#disconnect();
-    for (const kept of [this.#connection, this.inbox, this.feed, this.changeFeed, this.marks, this.#presence]) kept.clear();
+    for (const kept of [this.#connection, this.inbox, this.feed, this.changeFeed, this.#presence]) kept.clear();
+    this.mark((marks) => marks.clear());
     this.#addresses = undefined;
     await this.outbox.clear(this.user);
   }
@@ -194,7 +193,7 @@ export class ChatClient extends Emitter<ClientEvents> implements Host, InboxHost
     try {
       return await within(timeoutMs, (over) => persist(() => once(over), over), signal);
     } catch (error) {
-      if (error instanceof ChatError || signal?.aborted) throw error;
+      if ((error as ChatError).code !== 'timeout' || signal?.aborted) throw error;
       throw last ?? new ChatError('timeout', `${request.type}: no answer within ${timeoutMs} ms. ${this.state.error?.message ?? ''}`);
     }
   }
@@ -202,9 +201,7 @@ export class ChatClient extends Emitter<ClientEvents> implements Host, InboxHost
   /** @internal Sends a request once, as soon as there is a connection. */
   async askOnce<R extends Request>(request: R): Promise<Replies[R['type']]> {
     await this.#ready();
-    return within(REQUEST_TIMEOUT_MS, () => this.#connection.ask(request)).catch((error) => {
-      throw error instanceof ChatError ? error : new ChatError('timeout', (error as Error).message);
-    });
+    return within(REQUEST_TIMEOUT_MS, () => this.#connection.ask(request));
   }
 
   /** @internal Sends a request that has no answer. Does nothing without a connection. */
@@ -368,6 +365,26 @@ export class ChatClient extends Emitter<ClientEvents> implements Host, InboxHost
     storage.set?.(name).catch(() => {});
   }
 
+  /** @internal Tells the watermarks something, now or when their code is loaded. */
+  mark(tell: (marks: Marks) => void): void {
+    if (this.#marks) tell(this.#marks);
+    else this.#untold.push(tell);
+  }
+
+  async #loadMarks(connection: AbortSignal): Promise<void> {
+    try {
+      const { Marks } = await import('./marks.js');
+      // Watermarks use half of the user's rate, so that other requests find room.
+      const pause = () => 2_000 / (this.session?.limits.requestsPerSecond ?? Infinity);
+      this.#marks ??= new Marks((mark) => this.#connection.ask(mark), pause);
+      for (const tell of this.#untold.splice(0)) tell(this.#marks);
+      this.#marks.connected(connection);
+    } catch (error) {
+      // The next connection loads the code again.
+      this.#failed(error as Error);
+    }
+  }
+
   /** Watches whether these users are online: `presence` events come, and `presence(user)` is known. Returns a function that ends it. */
   watch(users: readonly UserId[]): Dispose {
     const watch = [...users];
@@ -450,7 +467,7 @@ export class ChatClient extends Emitter<ClientEvents> implements Host, InboxHost
       this.away(this.#away);
       void this.outbox.open(this.user!).then(() => this.outbox.connected(over));
       this.inbox.refresh({ all: true }).catch(() => {});
-      this.marks.connected(over);
+      void this.#loadMarks(over);
       this.changeFeed.connected();
       for (const conversation of this.#held) conversation.connected();
       void this.#watchAll();
@@ -510,19 +527,6 @@ export class ChatClient extends Emitter<ClientEvents> implements Host, InboxHost
     }
   }
 
-  /** Returns IndexedDB if there is one, else memory. Some browsers throw where storage is forbidden. */
-  #ownStorage(): OutboxStorage {
-    let reason: unknown = 'no IndexedDB';
-    try {
-      if (globalThis.indexedDB) return indexedDbStorage();
-    } catch (error) {
-      reason = error;
-    }
-    // Reported later, so that the application can listen first. Outside browsers memory is the expected storage.
-    if (globalThis.document) queueMicrotask(() => this.#failed(new Error(`The outbox is in memory only: ${reason}`)));
-    return memoryStorage();
-  }
-
   #receive(event: ServerEvent): void {
     const conversation = 'conversation' in event ? this.#known(event.conversation) : undefined;
     if (event.type === 'message') return this.feed.receive(event);
@@ -541,7 +545,7 @@ export class ChatClient extends Emitter<ClientEvents> implements Host, InboxHost
         this.inbox.remove(event.conversation);
         this.feed.forget(event.conversation);
         this.changeFeed.forget(event.conversation);
-        this.marks.forget(event.conversation);
+        this.mark((marks) => marks.forget(event.conversation));
       } else this.inbox.refresh().catch(() => {});
       conversation?.detailsChanged(removed);
     } else if (event.type === 'resync') {
@@ -564,7 +568,7 @@ export class ChatClient extends Emitter<ClientEvents> implements Host, InboxHost
     known?.accept(message);
     if (items.length) known?.change(items);
     const item = this.inbox.get(conversation);
-    if (item && item.kind !== 'channel' && sender !== this.user) this.marks.add('delivered', conversation, seq);
+    if (item && item.kind !== 'channel' && sender !== this.user) this.mark((marks) => marks.add('delivered', conversation, seq));
     if (sender === this.user) this.outbox.seen(clientId, { seq, messageId, at, duplicate: false });
     this.emit('message', message);
   }

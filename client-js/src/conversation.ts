@@ -8,8 +8,8 @@ import { type ChatMessage, List, type Stored } from './list.js';
 import type { Marks } from './marks.js';
 import { FOR_EVER, isMuted } from './muting.js';
 import type { EditOptions, SendOptions } from './options.js';
-import type { Outbox, Pending } from './outbox.js';
-import { onItsWay } from './outbox-entry.js';
+import type { Outbox } from './outbox.js';
+import { onItsWay, type Pending } from './outbox-entry.js';
 import { type Paging, pages } from './pages.js';
 import type { ChangeTarget, OutboxEntry } from './storage.js';
 import type {
@@ -64,7 +64,8 @@ export interface Host {
   readonly outbox: Outbox;
   readonly feed: Feed;
   readonly changeFeed: ChangeFeed;
-  readonly marks: Marks;
+  /** Tells the watermarks something. */
+  mark(tell: (marks: Marks) => void): void;
   /** Returns a page, and notes the rev of its states. */
   history(request: Request & { type: 'history' }, signal?: AbortSignal): Promise<HistoryPage>;
   request<R extends Request>(request: R, options?: { signal?: AbortSignal | undefined }): Promise<Replies[R['type']]>;
@@ -282,11 +283,10 @@ export class Conversation extends List<ConversationEvents> {
 
   /** Marks everything up to `seq` as read; without it, everything. */
   read(seq: Seq = this.head): void {
-    const { inbox, marks } = this.#host;
     this.timeline.reader = seq < this.head ? seq : undefined;
     if (seq <= (this.item?.readSeq ?? 0)) return;
-    inbox.read(this.id, seq);
-    marks.add('read', this.id, seq);
+    this.#host.inbox.read(this.id, seq);
+    this.#host.mark((marks) => marks.add('read', this.id, seq));
   }
 
   /** Shows the others that this user is typing. May be called for each key: at most one request in 3 s is sent. */

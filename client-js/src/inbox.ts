@@ -46,7 +46,8 @@ const rank = ({ conversation, lastMessage }: InboxItem) =>
 export interface InboxHost {
   readonly feed: Feed;
   readonly changeFeed: ChangeFeed;
-  readonly marks: Marks;
+  /** Tells the watermarks something. */
+  mark(tell: (marks: Marks) => void): void;
   request<R extends Request>(request: R, options?: { signal?: AbortSignal | undefined }): Promise<Replies[R['type']]>;
   /** Returns how many messages of people are in (from, to], without deleted ones; undefined if they are not loaded. */
   countMessages(conversation: ConversationId, from: Seq, to: Seq): number | undefined;
@@ -172,7 +173,7 @@ export class Inbox extends Emitter<{ change: readonly InboxItem[] }> {
       this.#host.feed.begin(conversation, lastSeq);
       if (this.#hasState(conversation)) this.#host.changeFeed.begin(conversation, item.rev);
       else this.#host.changeFeed.page(conversation, item.rev, 'inbox');
-      if (unread && kind !== 'channel') this.#host.marks.add('delivered', conversation, lastSeq);
+      if (unread && kind !== 'channel') this.#host.mark((marks) => marks.add('delivered', conversation, lastSeq));
       this.#set(item);
     }
     return next;

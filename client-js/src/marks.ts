@@ -1,5 +1,5 @@
 /** Sends the user's watermarks (`delivered`, `read`) to the gateway, one after the other. Those of one conversation are
- * coalesced, and each is retried until the gateway accepts it or refuses it for good. */
+ * coalesced, and each is retried until the gateway accepts it or refuses it for good. Loaded with the first connection. */
 import { delay, persist } from './backoff.js';
 import type { ConversationId, Seq } from './types.js';
 
