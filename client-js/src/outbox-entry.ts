@@ -11,6 +11,9 @@ export const OUTBOX_MAX = 1_000;
 /** The age at which an entry is not retried any more. The gateway remembers a `clientId` for seven days. */
 export const RETRY_MAX_MS = 6 * 24 * 3600 * 1000;
 
+/** The time between two looks at what the tab with the lock should send. */
+export const WATCH_MS = 3_000;
+
 /** The time after which a storage that does not answer has failed. */
 export const STORAGE_TIMEOUT_MS = 5_000;
 
@@ -37,7 +40,7 @@ export interface Local extends Pending {
   tried?: boolean;
   /** Whether its last change is not in the storage yet. */
   unsaved?: boolean;
-  /** Whether this tab sends it without the lock: the storage refused it, so that no other tab can send it. */
+  /** Whether this tab sends it without the lock: the storage refused it, or the tab with the lock did not send it. */
   alone?: boolean;
   /** The timer of `#missed`, if another tab removed it from the storage and has not said why yet. */
   missingTimer?: ReturnType<typeof setTimeout> | undefined;

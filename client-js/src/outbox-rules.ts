@@ -1,6 +1,6 @@
 /** When entries of the outbox are sent, and how they replace each other. No I/O. */
 import { keysOf, sameText } from './changes.js';
-import type { Local, Pending, Text } from './outbox-entry.js';
+import { type Local, type Pending, type Text, WATCH_MS } from './outbox-entry.js';
 import type { OutboxChange, OutboxEntry } from './storage.js';
 import type { Rev } from './types.js';
 
@@ -28,6 +28,9 @@ export function adopt(entry: OutboxEntry, gateway: string): void {
 export function isReady({ failed, sent, missingTimer, change, files, uploads }: Local): boolean {
   return !failed && !sent && !files && !uploads && !missingTimer && !(change && 'of' in change);
 }
+
+/** Whether an entry waits for too long for the tab with the lock. */
+export const isLate = (entry: Local): boolean => !entry.alone && isReady(entry) && Math.abs(Date.now() - entry.at) > 2 * WATCH_MS;
 
 /** Returns the client id of the last waiting edit of the same message, with the text `from`; empty if there is none.
  * @param waiting The changes in the outbox. */

@@ -7,9 +7,9 @@ import { keysOf } from './changes.js';
 import { BAD_FRAME, ChatError, type ErrorCode } from './codes.js';
 import { uuid } from './ids.js';
 import type { ChangeRequest, Draft, Local, Note, OutboxHost, Pending, Text, Waiting } from './outbox-entry.js';
-import { OUTBOX_MAX, plainOf, RETRY_MAX_MS, remember, STORAGE_TIMEOUT_MS, shown, uploadsOf, whatOf } from './outbox-entry.js';
+import { OUTBOX_MAX, plainOf, RETRY_MAX_MS, remember, STORAGE_TIMEOUT_MS, shown, uploadsOf, WATCH_MS, whatOf } from './outbox-entry.js';
 import type { OutboxFiles } from './outbox-files.js';
-import { adopt, editBefore, editsOver, isReady, merged, raised } from './outbox-rules.js';
+import { adopt, editBefore, editsOver, isLate, isReady, merged, raised } from './outbox-rules.js';
 import type { OutboxChange, OutboxEntry, OutboxStorage } from './storage.js';
 import { Tabs } from './tabs.js';
 import type { Accepted, Attachment, ConversationId, Rev, Sent, Seq, UserId } from './types.js';
@@ -40,6 +40,8 @@ export class Outbox {
   /** The connection for which this tab holds the lock. */
   #turn: AbortSignal | undefined;
   #tabs: Tabs;
+  /** Whether another tab told since the last look that it sent something. */
+  #hasNews = false;
   /** The code for files, once it is needed. */
   #files: Promise<OutboxFiles> | undefined;
   /** The number of times this tab changed the storage. */
@@ -205,6 +207,21 @@ export class Outbox {
     // No other tab can send the entries that could not be stored, so they need no lock.
     this.#sendAll();
     void this.#tabs.locked('', turn, signal);
+    this.#watch(signal);
+  }
+
+  /** Looks every few seconds whether the tab with the lock sends. One that shows a dialog, or is being debugged, keeps the lock and
+   * does nothing. What it does not send is sent without the lock: the gateway stores it once. */
+  #watch(connection: AbortSignal): void {
+    const look = () => {
+      if (this.#turn === connection) return;
+      const late = [...this.#entries.values()].filter((entry) => !this.#hasNews && isLate(entry));
+      this.#hasNews = false;
+      for (const entry of late) entry.alone = entry.tried = true;
+      if (late[0]) this.#sendAll();
+      this.#watch(connection);
+    };
+    delay(WATCH_MS, connection).then(look, () => {});
   }
 
   /** Deletes everything that is stored for this user and this gateway. Other tabs drop their entries. */
@@ -421,6 +438,7 @@ export class Outbox {
     const [clientId] = accepted ?? sent ?? [];
     if (!clientId) return void this.#load().then(() => this.#sendAll());
     const entry = this.#entries.get(clientId);
+    this.#hasNews = true;
     if (accepted) {
       remember(this.#revs, ...accepted);
       if (entry) {

@@ -10,6 +10,8 @@ import type { AppToken, ConversationId, InboxItem, Replies, Request, WebSubscrip
 
 /** The time limit for removing a device, so that signing out does not wait for long. */
 const REMOVE_TIMEOUT_MS = 3_000;
+/** The time limit for another tab that registers the device. */
+const LOCK_TIMEOUT_MS = 3_000;
 
 /** What pushes need of the client. */
 export interface PushHost {
@@ -124,10 +126,22 @@ function addressOf(target: WebSubscription | AppToken) {
   return { provider: 'web' as const, subscription: { endpoint, keys: { p256dh, auth } } };
 }
 
-/** Calls `work` when no other tab does the same. */
+/** Calls `work` when no other tab does the same. A tab that shows a dialog keeps its lock, and is not waited for. */
 async function locked<T>(name: string, work: () => Promise<T>): Promise<T> {
   const locks = globalThis.navigator?.locks;
-  return locks ? await locks.request(`chat ${name}`, work) : work();
+  if (!locks) return work();
+  const over = new AbortController();
+  const timer = setTimeout(() => over.abort(), LOCK_TIMEOUT_MS);
+  const begin = () => {
+    clearTimeout(timer);
+    return work();
+  };
+  try {
+    return await locks.request(`chat ${name}`, { signal: over.signal }, begin);
+  } catch (error) {
+    if (over.signal.aborted) return work();
+    throw error;
+  }
 }
 
 /** Returns the service workers of this page's origin. */
