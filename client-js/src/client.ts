@@ -4,7 +4,7 @@ import { abortable, persist, unless, within } from './backoff.js';
 import { ChangeFeed, type ChangeHost } from './change-feed.js';
 import { json } from './codec.js';
 import { BAD_FRAME, ChatError, UnauthorizedError } from './codes.js';
-import { Connection, type State, type TokenSource } from './connection.js';
+import { Connection, type State } from './connection.js';
 import { Conversation, type Host } from './conversation.js';
 import { type Dispose, Emitter } from './emitter.js';
 import { Feed } from './feed.js';
@@ -17,7 +17,7 @@ import { Outbox } from './outbox.js';
 import { sendable } from './outbox-entry.js';
 import { type Paging, pages } from './pages.js';
 import type { Push } from './push.js';
-import { ownStorage } from './sources.js';
+import { fixed, notLoaded, originOf, ownStorage, urlsOf } from './sources.js';
 import type { OutboxStorage } from './storage.js';
 import type {
   AppToken,
@@ -92,7 +92,8 @@ export class ChatClient extends Emitter<ClientEvents> implements Host, InboxHost
   /** @param url The URL of the gateway, as `wss://chat.example.org/v1/ws`, or a function that returns it for each connection. */
   constructor(url: string | URL | (() => Promise<string> | string), options: ChatOptions) {
     super();
-    const { token, storage = ownStorage((error) => this.#failed(error)) } = options;
+    const { token } = options;
+    const storage = options.storage ?? ownStorage((error) => this.#failed(error));
     this.#storage = storage;
     this.user = options.user;
     this.#options = options;
@@ -105,11 +106,11 @@ export class ChatClient extends Emitter<ClientEvents> implements Host, InboxHost
       this.changeFeed.begin(conversation, rev);
     }
     this.inbox = new Inbox(this);
-    this.#url = typeof url === 'function' ? url : () => String(url);
+    this.#url = typeof url === 'function' ? urlsOf(url) : () => String(url);
     this.#connection = new Connection({
       url: this.#url,
       codec: async () => (options.codec === 'msgpack' ? (await import('./msgpack.js')).msgpack : json),
-      token: typeof token === 'string' ? fixed(token) : token,
+      token: typeof token === 'function' ? token : fixed(token),
       WebSocket: (options.WebSocket ?? globalThis.WebSocket) as typeof WebSocket | undefined,
       device: options.device,
       cursors: () => this.cursors(),
@@ -362,7 +363,7 @@ export class ChatClient extends Emitter<ClientEvents> implements Host, InboxHost
     await within(LEAVE_TIMEOUT_MS, async () => {
       if (this.#push ?? (await storage.get?.(name))) await this.unregisterPush();
     }).catch((error) => this.#failed(error));
-    storage.set?.(name).catch(() => {});
+    (async () => storage.set?.(name))().catch(() => {});
   }
 
   /** @internal Tells the watermarks something, now or when their code is loaded. */
@@ -520,11 +521,8 @@ export class ChatClient extends Emitter<ClientEvents> implements Host, InboxHost
   }
 
   #log(level: keyof Logger, message: string, ...more: unknown[]): void {
-    try {
-      this.#options.logger?.[level]?.(`chat: ${message}`, ...more);
-    } catch {
-      // A logger that throws must not stop the client.
-    }
+    // A logger that throws, now or later, must not stop the client.
+    (async () => this.#options.logger?.[level]?.(`chat: ${message}`, ...more))().catch(() => {});
   }
 
   #receive(event: ServerEvent): void {
@@ -572,27 +570,4 @@ export class ChatClient extends Emitter<ClientEvents> implements Host, InboxHost
     if (sender === this.user) this.outbox.seen(clientId, { seq, messageId, at, duplicate: false });
     this.emit('message', message);
   }
-}
-
-/** Returns the origin with `ws:` for `http:`, which is the same gateway. */
-function originOf(url: string): string {
-  try {
-    return new URL(url, globalThis.location?.href).origin.replace(/^http/, 'ws');
-  } catch {
-    // `connect()` reports an invalid URL.
-    return url;
-  }
-}
-
-/** Returns the error of a part of the client that could not be loaded. */
-function notLoaded(cause: Error): ChatError {
-  return new ChatError('unreachable', `a part of the client was not loaded: ${cause.message}`, { cause });
-}
-
-/** Returns a source for a token that cannot be renewed. */
-function fixed(token: string): TokenSource {
-  return ({ reason }) => {
-    if (reason !== 'initial') throw new UnauthorizedError('the token expired or was refused: pass a function');
-    return token;
-  };
 }

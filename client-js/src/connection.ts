@@ -2,7 +2,18 @@
  * them; the class `Connection` carries them out. */
 import { backoff, delay, within } from './backoff.js';
 import type { Codec, Frame } from './codec.js';
-import { BAD_FRAME, ChatError, type ErrorCode, FINAL, lost, RESTART, TOKEN_EXPIRED, UNAUTHORIZED, UnauthorizedError } from './codes.js';
+import {
+  BAD_FRAME,
+  ChatError,
+  type ErrorCode,
+  FINAL,
+  lost,
+  RESTART,
+  TOKEN_EXPIRED,
+  textOf,
+  UNAUTHORIZED,
+  UnauthorizedError,
+} from './codes.js';
 import type { Connected, ConversationId, Limits, Millis, Replies, Request, Seq, ServerEvent } from './types.js';
 import { fromWire, toWire } from './wire.js';
 
@@ -406,7 +417,8 @@ export class Connection {
     if (this.#fetched) return this.#fetched;
     const why = known ? reason : 'initial';
     const fetched = within(TOKEN_TIMEOUT_MS, async (signal) => this.#hooks.token({ reason: why, signal }))
-      .then((text) => {
+      .then((given) => {
+        const text = textOf(given, 'token');
         // The gateway that accepts it tells its expiry. After `clear()` it is not kept.
         if (this.#fetched === fetched) this.#token = { text, expires: Infinity };
         return text;

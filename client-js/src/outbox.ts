@@ -280,9 +280,9 @@ export class Outbox {
     return waiting;
   }
 
-  /** Whether an entry is for this gateway. Entries of earlier versions name none. */
-  #isOurs({ gateway, at }: OutboxEntry): boolean {
-    return at > this.#cleared && (gateway === undefined || gateway === this.#scope);
+  /** Whether a value of the storage is an entry for this gateway. Entries of earlier versions name none. */
+  #isOurs(entry: OutboxEntry | undefined): boolean {
+    return !!entry?.clientId && entry.at > this.#cleared && (entry.gateway ?? this.#scope) === this.#scope;
   }
 
   #queue(entry: Local): void {
@@ -340,12 +340,12 @@ export class Outbox {
       for (const entry of stored) {
         // It was acknowledged, and its removal failed or is late. Sent again, it could undo a later change.
         if (this.#revs.has(entry.clientId)) {
-          this.#storage.remove(entry.clientId).catch((error) => this.#host.failed(error));
+          void this.#write(() => this.#storage.remove(entry.clientId));
           continue;
         }
         if (entry.gateway === undefined) {
           adopt(entry, this.#scope);
-          this.#storage.put(entry).catch((error) => this.#host.failed(error));
+          void this.#write(() => this.#storage.put(entry));
         }
         const known = this.#entries.get(entry.clientId);
         this.#stopWaiting(known);
@@ -366,6 +366,11 @@ export class Outbox {
     } catch (error) {
       this.#host.failed(error as Error);
     }
+  }
+
+  /** Changes the storage, and reports a failure only. */
+  #write(work: () => Promise<unknown>): Promise<unknown> {
+    return within(STORAGE_TIMEOUT_MS, work).catch((error) => this.#host.failed(error));
   }
 
   /** Waits for the note about an entry that is gone. Without one the entry is sent again: the gateway returns the seq of a

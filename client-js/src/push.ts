@@ -76,14 +76,21 @@ export class Push {
 
   async #kept(): Promise<Kept | undefined> {
     if (this.#known) return this.#known;
-    const text = await this.#storage.get?.(this.#name).catch(() => undefined);
-    return text === undefined ? undefined : (JSON.parse(text) as Kept);
+    try {
+      const text = await this.#storage.get?.(this.#name);
+      return text ? (JSON.parse(text) as Kept) : undefined;
+    } catch {
+      // It is registered anew.
+      return undefined;
+    }
   }
 
   async #keep(kept: Kept | undefined): Promise<void> {
     this.#known = kept;
     // A browser that refuses to store can still get pushes, until the page is closed.
-    await this.#storage.set?.(this.#name, kept && JSON.stringify(kept)).catch(() => {});
+    try {
+      await this.#storage.set?.(this.#name, kept && JSON.stringify(kept));
+    } catch {}
   }
 
   /** Tells the service workers from now on which conversations are read, and answers them which are open. */
