@@ -285,7 +285,8 @@ export class Connection {
     this.#socket = socket;
     this.#heard = 0;
     let error: ChatError | undefined = unreachable(url);
-    const ended = (code: number, reason?: string) => this.#lost(code, reason, error);
+    let refusal: string | undefined;
+    const ended = (code: number, reason?: string) => this.#lost(code, refusal ?? reason, error);
     this.#after(CONNECT_TIMEOUT_MS, () => ended(1006));
     socket.onopen = () => {
       error = undefined;
@@ -298,10 +299,10 @@ export class Connection {
       });
       const connect = this.ask({ type: 'connect', token, device, ...part() });
       while (known.length) this.post({ type: 'cursors', ...part() });
-      // After a refusal the close code says what to do.
       connect.then(
         (hello) => this.#opened(hello),
-        () => {},
+        // The close code says what to do, but not why.
+        ({ message }: ChatError) => (refusal = message),
       );
     };
     socket.onmessage = ({ data }) => this.#receive(data as string | ArrayBuffer);
