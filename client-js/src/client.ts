@@ -5,7 +5,8 @@ import { ChangeFeed, type ChangeHost } from './change-feed.js';
 import { json } from './codec.js';
 import { BAD_FRAME, ChatError, UnauthorizedError } from './codes.js';
 import { Connection, type State } from './connection.js';
-import { Conversation, type Host } from './conversation.js';
+import { Conversation } from './conversation.js';
+import type { Host } from './conversation-host.js';
 import { type Dispose, Emitter } from './emitter.js';
 import { Feed } from './feed.js';
 import { dmId, uuid } from './ids.js';
@@ -136,7 +137,7 @@ export class ChatClient extends Emitter<ClientEvents> implements Host, InboxHost
    * possible: the token is refused for good, the URL is invalid, or `disconnect()` was called. Need not be awaited. */
   connect({ signal }: { signal?: AbortSignal } = {}): Promise<Connected> {
     this.#lifecycle ??= watchLifecycle(
-      () => this.#connection.awake(),
+      (isOffline) => this.#connection.awake(isOffline),
       (isHidden) => this.away(isHidden),
     );
     if (this.user) void this.outbox.open(this.user);
@@ -475,6 +476,7 @@ export class ChatClient extends Emitter<ClientEvents> implements Host, InboxHost
       for (const id of this.outbox.dms.keys()) this.#begin(id).catch(() => {});
     } else {
       this.inbox.disconnected();
+      for (const known of this.#conversations.values()) known.deref()?.disconnected();
       if (state.at === 'closed') this.outbox.reject(state.error);
       if (state.at === 'closed' || state.at === 'idle') this.changeFeed.disconnected();
     }

@@ -1,14 +1,11 @@
 /** A conversation: the live list of its messages, and the requests about it. */
-import type { ChangeFeed } from './change-feed.js';
 import * as changes from './changes.js';
-import { asOf, type Feed } from './feed.js';
+import type { Host } from './conversation-host.js';
+import { asOf } from './feed.js';
 import { gathered, isSame } from './gather.js';
-import type { Inbox } from './inbox.js';
 import { type ChatMessage, List, type Stored } from './list.js';
-import type { Marks } from './marks.js';
 import { FOR_EVER, isMuted } from './muting.js';
 import type { EditOptions, SendOptions } from './options.js';
-import type { Outbox } from './outbox.js';
 import { onItsWay, type Pending } from './outbox-entry.js';
 import { type Paging, pages } from './pages.js';
 import type { ChangeTarget, OutboxEntry } from './storage.js';
@@ -55,25 +52,6 @@ export interface ConversationView {
   conversation: Conversation;
   messages: readonly ChatMessage[];
   typing: UserId[];
-}
-
-/** What a conversation needs of its client. */
-export interface Host {
-  readonly user: UserId | undefined;
-  readonly inbox: Inbox;
-  readonly outbox: Outbox;
-  readonly feed: Feed;
-  readonly changeFeed: ChangeFeed;
-  /** Tells the watermarks something. */
-  mark(tell: (marks: Marks) => void): void;
-  /** Returns a page, and notes the rev of its states. */
-  history(request: Request & { type: 'history' }, signal?: AbortSignal): Promise<HistoryPage>;
-  request<R extends Request>(request: R, options?: { signal?: AbortSignal | undefined }): Promise<Replies[R['type']]>;
-  upload(conversation: ConversationId, blob: Blob, options: AttachOptions): Upload;
-  /** Sends a request that has no answer. */
-  post(request: Request): void;
-  /** Keeps the conversation, or lets it be collected. */
-  hold(conversation: Conversation, held: boolean): void;
 }
 
 /** A request about one conversation. */
@@ -487,6 +465,12 @@ export class Conversation extends List<ConversationEvents> {
       this.fill();
     }
     this.changed();
+  }
+
+  /** @internal Ends what only a connection keeps up. */
+  disconnected(): void {
+    this.#typists.clear();
+    this.pause();
   }
 
   /** @internal Subscribes and loads again on a new connection what the gateway does not push. */

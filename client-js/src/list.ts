@@ -246,6 +246,11 @@ export abstract class List<Events> extends Emitter<Events> {
     void this.#page((read) => (isNew ? this.#load(read, anew?.at) : this.#newer(read, FILL_PAGE))).catch(() => {});
   }
 
+  /** @internal Ends the wait before a page is requested again. The next connection requests it. */
+  protected pause(): void {
+    clearTimeout(this.#retrying);
+  }
+
   async #load(read: ReadPage, around?: Seq, limit = FIRST_PAGE): Promise<void> {
     const anew = this.#anew;
     this.timeline.reset(await read({ limit, around }));

@@ -20,7 +20,7 @@ export interface AttachOptions {
   name?: string;
   /** A description for people who cannot see the file. */
   alt?: string;
-  /** Ends the upload as `abort()` does. */
+  /** Ends the upload as `abort()` does, until it is ready. */
   signal?: AbortSignal;
 }
 
@@ -57,6 +57,8 @@ export class Upload extends Emitter<UploadEvents> {
   done!: Promise<AttachmentId>;
   #sender: () => Promise<Sender>;
   #over!: AbortController;
+  #signal: AbortSignal | undefined;
+  #abort = () => this.abort();
 
   /** @internal */
   constructor(conversation: ConversationId, blob: Blob, { name, alt, signal }: AttachOptions, sender: () => Promise<Sender>) {
@@ -67,10 +69,9 @@ export class Upload extends Emitter<UploadEvents> {
     this.size = blob.size;
     this.alt = alt;
     this.#sender = sender;
+    this.#signal = signal;
     this.#start();
-    const abort = () => this.abort();
-    if (signal?.aborted) abort();
-    signal?.addEventListener('abort', abort);
+    if (signal?.aborted) this.abort();
   }
 
   /** Ends the upload, or gives up a file that no message has. The state is then `failed`. */
@@ -112,6 +113,7 @@ export class Upload extends Emitter<UploadEvents> {
   #start(): void {
     this.#over = new AbortController();
     this.set('waiting');
+    this.#signal?.addEventListener('abort', this.#abort);
     this.#set(this.#run(this.#over.signal));
   }
 
@@ -134,6 +136,9 @@ export class Upload extends Emitter<UploadEvents> {
       // After `abort()` it may have begun again.
       if (!signal.aborted) this.set('failed', error as ChatError);
       throw error;
+    } finally {
+      // One signal may be for many uploads.
+      if (signal === this.#over.signal) this.#signal?.removeEventListener('abort', this.#abort);
     }
   }
 }
