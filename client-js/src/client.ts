@@ -307,9 +307,15 @@ export class ChatClient extends Emitter<ClientEvents> implements Host, InboxHost
     return this.#connection.token(isRefused ? 'rejected' : 'initial');
   }
 
-  /** @internal Returns the time of the gateway. */
+  /** Returns the time of the gateway in milliseconds. Compare it, not the clock of the device, with the times in messages, with the
+   * edit window and with `mutedUntil`. */
   now(): Millis {
-    return this.#connection.now();
+    return Date.now() + this.ahead;
+  }
+
+  /** @internal */
+  get ahead(): Millis {
+    return this.#connection.ahead;
   }
 
   /** Says whether nobody looks at this device: an app in the background, a screen that is locked. Messages are pushed to the

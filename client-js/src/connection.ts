@@ -160,7 +160,7 @@ export class Connection {
   #token: { text: string; expires: Millis } | undefined;
   #fetched: Promise<string> | undefined;
   /** How far the gateway's clock is ahead of this one, in milliseconds. */
-  #ahead = 0;
+  ahead = 0;
   /** Whether the token was fetched for this attempt. */
   #fresh = false;
 
@@ -221,7 +221,7 @@ export class Connection {
 
   /** Returns the time of the gateway. */
   now(): Millis {
-    return Date.now() + this.#ahead;
+    return Date.now() + this.ahead;
   }
 
   /** Deletes the token. */
@@ -340,7 +340,7 @@ export class Connection {
   }
 
   #opened(hello: Connected): void {
-    this.#ahead = hello.time - Date.now();
+    this.ahead = hello.time - Date.now();
     this.#fresh = false;
     this.#limits = { ...NO_LIMITS, ...hello.limits };
     const error = this.#hooks.connected(hello);
@@ -406,7 +406,11 @@ export class Connection {
     // A ping is on its way.
     if (this.#probed === heard) return;
     this.#probed = heard;
-    this.ask({ type: 'ping' }).catch(() => {});
+    this.ask({ type: 'ping' }).then(
+      // A clock may be set while a connection lasts.
+      ({ time }) => (this.ahead = time - Date.now()),
+      () => {},
+    );
     this.#after(PROBE_TIMEOUT_MS, () => {
       if (this.#heard === heard) this.#lost(1006);
     });

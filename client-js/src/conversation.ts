@@ -89,7 +89,7 @@ export class Conversation extends List<ConversationEvents> {
   /** Messages as they were shown with their pending changes, by key. */
   #changed = new Map<string, ChatMessage>();
   #typists = new Typists(() => this.changed());
-  #typedAt = 0;
+  #typedAt = -Infinity;
   #looking = false;
   #shown: readonly ChatMessage[] = [];
   #isShown = false;
@@ -132,7 +132,7 @@ export class Conversation extends List<ConversationEvents> {
 
   /** Whether the user muted the conversation, and that time is not over. */
   get muted(): boolean {
-    return !!this.item && isMuted(this.item);
+    return !!this.item && isMuted(this.item, this.#host.now());
   }
 
   /** Whether the user may send messages. True while the details are unknown. */
@@ -156,7 +156,7 @@ export class Conversation extends List<ConversationEvents> {
       const stored = new Set(entries.map(({ key }) => key));
       const before = new Map(this.#shown.map((message) => [message.key, message]));
       for (const entry of waiting) {
-        const message = this.#changing(onItsWay(entry), edits);
+        const message = this.#changing(onItsWay(entry, this.#host.ahead), edits);
         const known = before.get(message.key);
         // An equal message stays the same object, so that a component need not render it again.
         if (!stored.has(message.key)) shown.push(known && isSame(known, message) ? known : message);
@@ -207,7 +207,7 @@ export class Conversation extends List<ConversationEvents> {
   /** Sends a message. It is in the list at once, and is sent when there is a connection and its files are ready. Resolves
    * when the gateway acknowledged it; rejects when it failed for good. */
   send(body: string, { attachments: files, replyTo }: SendOptions = {}): Promise<Sent> {
-    this.#typedAt = 0;
+    this.#typedAt = -Infinity;
     return this.#host.outbox.add({ conversation: this.id, body, replyTo }, files);
   }
 
@@ -269,7 +269,7 @@ export class Conversation extends List<ConversationEvents> {
 
   /** Shows the others that this user is typing. May be called for each key: at most one request in 3 s is sent. */
   sendTyping(): void {
-    const now = Date.now();
+    const now = performance.now();
     if (now - this.#typedAt < TYPING_EVERY_MS || this.kind === 'channel') return;
     this.#typedAt = now;
     this.#host.post({ type: 'typing', conversation: this.id });

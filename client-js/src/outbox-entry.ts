@@ -2,7 +2,7 @@
 import type { ChatError } from './codes.js';
 import type { ChatMessage } from './list.js';
 import type { OutboxChange, OutboxEntry } from './storage.js';
-import type { Accepted, Attachment, ConversationId, Replies, Request, Rev, Sent, Seq } from './types.js';
+import type { Accepted, Attachment, ConversationId, Millis, Replies, Request, Rev, Sent, Seq } from './types.js';
 import { type AttachOptions, Upload } from './upload.js';
 
 /** The greatest number of entries of one user. Above it, `send` rejects with `too_large`. */
@@ -75,12 +75,13 @@ export interface OutboxHost {
   upload(conversation: ConversationId, blob: Blob, options: AttachOptions): Upload;
 }
 
-/** Returns a pending message as the list shows it. A stored message has the gateway's time. */
-export function onItsWay(entry: Pending): ChatMessage {
+/** Returns a pending message as the list shows it, with a time of the gateway.
+ * @param ahead How far the clock of the gateway is ahead. */
+export function onItsWay(entry: Pending, ahead: Millis): ChatMessage {
   const { clientId, conversation, body, attachments, replyTo, user: sender, failed: error, sent } = entry;
   const state = error ? 'failed' : sent ? 'sent' : 'sending';
   const message = { conversation, clientId, body, sender, key: clientId, kind: 'text' as const, state, error } as const;
-  return { ...message, at: sent?.at ?? entry.at, seq: sent?.seq, ...(attachments && { attachments }), ...(replyTo && { replyTo }) };
+  return { ...message, at: sent?.at ?? entry.at + ahead, seq: sent?.seq, ...(attachments && { attachments }), ...(replyTo && { replyTo }) };
 }
 
 /** Returns a request with only those fields of uploaded files that a client may send. */

@@ -6,7 +6,7 @@ import type { Inbox } from './inbox.js';
 import { isMuted } from './muting.js';
 import type { ClientEvents, PushOptions, RequestOptions } from './options.js';
 import type { OutboxStorage } from './storage.js';
-import type { AppToken, ConversationId, InboxItem, Replies, Request, WebSubscription } from './types.js';
+import type { AppToken, ConversationId, InboxItem, Millis, Replies, Request, WebSubscription } from './types.js';
 
 /** The time limit for removing a device, so that signing out does not wait for long. */
 const REMOVE_TIMEOUT_MS = 3_000;
@@ -17,6 +17,8 @@ const LOCK_TIMEOUT_MS = 3_000;
 export interface PushHost {
   readonly inbox: Inbox;
   request<R extends Request>(request: R, options?: RequestOptions): Promise<Replies[R['type']]>;
+  /** Returns the time of the gateway. */
+  now(): Millis;
   /** Whether the list of a conversation is open. */
   isOpen(conversation: ConversationId): boolean;
   emit(name: 'open', event: ClientEvents['open']): void;
@@ -116,7 +118,7 @@ export class Push {
     const fresh = read.filter((conversation) => !this.#read.has(conversation));
     this.#read = new Set(read);
     if (!fresh.length) return;
-    const counted = items.filter((item) => item.kind !== 'channel' && !isMuted(item));
+    const counted = items.filter((item) => item.kind !== 'channel' && !isMuted(item, this.#host.now()));
     const badge = counted.reduce((sum, { unread }) => sum + unread, 0);
     registrations().then(
       (workers) => workers.forEach(({ active }) => active?.postMessage({ type: 'chat-gateway:read', conversations: fresh, badge })),

@@ -156,3 +156,41 @@ test('timers and the names of those who are typing end with disconnect()', async
   expect(vi.getTimerCount()).toBe(0);
   close();
 });
+
+describe('a clock that is an hour ahead', () => {
+  const HOUR = 3_600_000;
+  const gatewayNow = () => Date.now() - HOUR;
+
+  test('changes neither what is muted nor the times of messages', async () => {
+    server.changes = { time: gatewayNow(), expires_at: gatewayNow() + HOUR };
+    const item = {
+      conversation: 'c',
+      kind: 'dm',
+      name: 'bob',
+      last_seq: 1,
+      rev: 0,
+      last_message: null,
+      read_seq: 1,
+      unread: 0,
+      joined_seq: 1,
+    };
+    server.answers.inbox = () => ({ type: 'inbox', items: [{ ...item, muted_until: gatewayNow() + HOUR / 2 }] });
+    server.answers.send = () => undefined;
+    const client = make();
+    await client.connect();
+    await until(() => client.inbox.loaded);
+    expect(Math.abs(client.now() - gatewayNow())).toBeLessThan(HOUR / 60);
+    const conversation = client.conversation('c');
+    expect(conversation.muted).toBe(true);
+    void conversation.send('one');
+    expect(Math.abs(conversation.messages[0]!.at - gatewayNow())).toBeLessThan(HOUR / 60);
+  });
+
+  test('is noticed by a ping, if it was set while the connection lasts', async () => {
+    const client = make();
+    await client.connect();
+    server.answers.ping = () => ({ type: 'pong', time: gatewayNow() });
+    page.dispatchEvent(new Event('online'));
+    await until(() => client.now() < Date.now() - HOUR / 2);
+  });
+});
