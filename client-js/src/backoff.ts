@@ -16,25 +16,36 @@ export function retryDelay({ retryAfterMs }: { retryAfterMs: number | undefined 
   return retryAfterMs === undefined ? backoff(attempt) : retryAfterMs * (1 + Math.random());
 }
 
+/** What is to be called when a signal is aborted. A signal has one listener for all of it: Node warns of more than ten. */
+const stopsOf = new WeakMap<AbortSignal, Set<() => void>>();
+
+/** Calls `stop` when the signal is aborted. Returns a function that ends that. */
+export function onAbort(signal: AbortSignal, stop: () => void): () => void {
+  const stops = stopsOf.get(signal) ?? new Set();
+  if (!stopsOf.has(signal)) signal.addEventListener('abort', () => stops.forEach((stop) => stop()));
+  stopsOf.set(signal, stops.add(stop));
+  return () => stops.delete(stop);
+}
+
 /** Returns a promise that rejects with the signal's reason when the signal is aborted. `begin` returns a function that cleans up. */
 export function abortable<T>(
   signal: AbortSignal | undefined,
   begin: (resolve: (value: T) => void, reject: (error: unknown) => void) => (() => void) | undefined,
 ): Promise<T> {
   let cleanUp: (() => void) | undefined;
-  let stop: () => void;
+  let off: (() => void) | undefined;
   return new Promise<T>((resolve, reject) => {
-    stop = () => {
+    const stop = () => {
       cleanUp?.();
       // React Native does not set `reason`.
       reject(signal?.reason ?? new Error('aborted'));
     };
     if (signal?.aborted) stop();
-    signal?.addEventListener('abort', stop);
+    else if (signal) off = onAbort(signal, stop);
     cleanUp = begin(resolve, reject);
   }).finally(() => {
     cleanUp?.();
-    signal?.removeEventListener('abort', stop);
+    off?.();
   });
 }
 

@@ -193,7 +193,7 @@ export class ChatClient extends Emitter<ClientEvents> implements Host, InboxHost
       }
     };
     try {
-      return await within(timeoutMs, (over) => persist(() => once(over), over), signal);
+      return await within(timeoutMs, (over) => this.#whileOpen(persist(() => once(over), over)), signal);
     } catch (error) {
       if ((error as ChatError).code !== 'timeout' || signal?.aborted) throw error;
       throw last ?? new ChatError('timeout', `${request.type}: no answer within ${timeoutMs} ms. ${this.state.error?.message ?? ''}`);
@@ -457,8 +457,20 @@ export class ChatClient extends Emitter<ClientEvents> implements Host, InboxHost
       look();
       return this.on('state', look);
     });
-    if (state.at === 'closed') throw state.error;
-    if (state.at !== 'connected') throw new ChatError('closed', 'not connected: call connect()');
+    if (state.at !== 'connected') throw this.#ended(state);
+  }
+
+  /** Returns why there will be no connection, if that is so. */
+  #ended({ at, error } = this.state): ChatError | undefined {
+    return at === 'idle' ? new ChatError('closed', 'not connected: call connect()') : at === 'closed' ? error : undefined;
+  }
+
+  /** Returns a promise that settles as `work` does, or rejects when there will be no connection any more. */
+  #whileOpen<T>(work: Promise<T>): Promise<T> {
+    return abortable(undefined, (resolve, reject) => {
+      work.then(resolve, reject);
+      return this.on('state', () => this.#ended() && reject(this.#ended()));
+    });
   }
 
   #connected(hello: Connected): Error | undefined {

@@ -1,5 +1,5 @@
 /** A file that is being uploaded. The code that sends it is loaded with the first one. */
-import { unless } from './backoff.js';
+import { onAbort, unless } from './backoff.js';
 import { ChatError } from './codes.js';
 import { Emitter } from './emitter.js';
 import type { Attachment, AttachmentId, ConversationId } from './types.js';
@@ -58,7 +58,8 @@ export class Upload extends Emitter<UploadEvents> {
   #sender: () => Promise<Sender>;
   #over!: AbortController;
   #signal: AbortSignal | undefined;
-  #abort = () => this.abort();
+  /** Ends listening to the signal. */
+  #off: (() => void) | undefined;
 
   /** @internal */
   constructor(conversation: ConversationId, blob: Blob, { name, alt, signal }: AttachOptions, sender: () => Promise<Sender>) {
@@ -113,7 +114,8 @@ export class Upload extends Emitter<UploadEvents> {
   #start(): void {
     this.#over = new AbortController();
     this.set('waiting');
-    this.#signal?.addEventListener('abort', this.#abort);
+    this.#off?.();
+    this.#off = this.#signal && onAbort(this.#signal, () => this.abort());
     this.#set(this.#run(this.#over.signal));
   }
 
@@ -138,7 +140,7 @@ export class Upload extends Emitter<UploadEvents> {
       throw error;
     } finally {
       // One signal may be for many uploads.
-      if (signal === this.#over.signal) this.#signal?.removeEventListener('abort', this.#abort);
+      if (signal === this.#over.signal) this.#off?.();
     }
   }
 }
