@@ -586,7 +586,7 @@ export class ChatClient extends Emitter<ClientEvents> implements Host, InboxHost
     known?.accept(message);
     if (items.length) known?.change(items);
     const item = this.inbox.get(conversation);
-    if (item && item.kind !== 'channel' && sender !== this.user) this.mark((marks) => marks.add('delivered', conversation, seq));
+    if (item && item.kind !== 'channel' && sender !== this.user) this.mark((marks) => marks.add('delivered', conversation, seq, at));
     if (sender === this.user) this.outbox.seen(clientId, { seq, messageId, at, duplicate: false });
     this.emit('message', message);
   }

@@ -169,11 +169,11 @@ export class Inbox extends Emitter<{ change: readonly InboxItem[] }> {
     if (!this.loaded) this.#changed();
     this.loaded = true;
     for (const item of items) {
-      const { conversation, kind, lastSeq, unread } = item;
+      const { conversation, kind, lastSeq, lastMessage, unread } = item;
       this.#host.feed.begin(conversation, lastSeq);
       if (this.#hasState(conversation)) this.#host.changeFeed.begin(conversation, item.rev);
       else this.#host.changeFeed.page(conversation, item.rev, 'inbox');
-      if (unread && kind !== 'channel') this.#host.mark((marks) => marks.add('delivered', conversation, lastSeq));
+      if (unread && kind !== 'channel') this.#host.mark((marks) => marks.add('delivered', conversation, lastSeq, lastMessage?.at));
       this.#set(item);
     }
     return next;

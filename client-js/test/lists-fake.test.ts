@@ -117,8 +117,26 @@ test('watermarks are sent one at a time, and a failed one is retried without a f
   await connect(server);
   await until(() => told.length >= 150);
   await settled();
-  expect(told).toEqual(ids);
+  expect(told.sort()).toEqual(ids.sort());
   expect(server.received('delivered')).toHaveLength(153);
+});
+
+test('of many watermarks those of the newest messages are sent first, and one that is refused delays no other', async () => {
+  const server = new FakeServer();
+  const last = (at: number) => ({ last_message: { seq: 3, message_id: 'm', at, sender: 'bob', kind: 'text', preview: 'x' } });
+  server.answers.inbox = () => ({ type: 'inbox', items: [10, 30, 20].map((at) => item(`c${at}`, 3, last(at))) });
+  const told: string[] = [];
+  server.answers.delivered = ({ conversation }) => {
+    if (conversation === 'c20') return { type: 'error', code: 'unavailable', message: 'no owner', retry_after_ms: 600_000 };
+    // Messages come while others wait.
+    if (!told.length) server.socket.say({ ...message('c10', 4), at: 40 });
+    told.push(conversation as string);
+    return { type: 'ok' };
+  };
+  await connect(server);
+  await until(() => told.length >= 2);
+  await until(() => server.received('delivered').length >= 3);
+  expect(server.received('delivered').map(({ conversation }) => conversation)).toEqual(['c30', 'c10', 'c20']);
 });
 
 test('an acknowledged message has the time of the gateway and no field of the outbox', async () => {
