@@ -1,16 +1,15 @@
 /** The client of one user: the connection to a gateway, and everything that an application reaches through it. */
 import type { Addresses } from './addresses.js';
 import { abortable, persist, unless, within } from './backoff.js';
-import { ChangeFeed, type ChangeHost } from './change-feed.js';
+import { ChangeFeed } from './change-feed.js';
 import { json } from './codec.js';
 import { BAD_FRAME, ChatError, UnauthorizedError } from './codes.js';
 import { Connection, type State } from './connection.js';
 import { Conversation } from './conversation.js';
-import type { Host } from './conversation-host.js';
 import { type Dispose, Emitter } from './emitter.js';
 import { Feed } from './feed.js';
 import { dmId, uuid } from './ids.js';
-import { Inbox, type InboxHost } from './inbox.js';
+import { Inbox } from './inbox.js';
 import { watchLifecycle } from './lifecycle.js';
 import type { Marks } from './marks.js';
 import type { ChatOptions, ClientEvents, Logger, NewConversation, PushOptions, RequestOptions } from './options.js';
@@ -44,14 +43,14 @@ import type {
   WebSubscription,
 } from './types.js';
 import { type AttachOptions, type Sender, Upload } from './upload.js';
-import type { Watcher, WatcherHost } from './watcher.js';
+import type { Watcher } from './watcher.js';
 
 const REQUEST_TIMEOUT_MS = 15_000;
 /** The time limit for removing this device when the user signs out. */
 const LEAVE_TIMEOUT_MS = 4_000;
 
 /** One user's client. It stays connected from `connect()` until `disconnect()`. */
-export class ChatClient extends Emitter<ClientEvents> implements Host, InboxHost, WatcherHost, ChangeHost {
+export class ChatClient extends Emitter<ClientEvents> {
   readonly inbox: Inbox;
   /** @internal */
   readonly outbox: Outbox;
@@ -244,9 +243,10 @@ export class ChatClient extends Emitter<ClientEvents> implements Host, InboxHost
    * provided that the client's own user is known. */
   async dm(user: UserId): Promise<Conversation> {
     const id = this.state.at !== 'connected' && this.user && (await dmId(this.user, user));
-    if (!id) return this.#create('dm', { participants: [user] });
-    if (!this.inbox.get(id)) this.outbox.dms.set(id, user);
-    return this.conversation(id);
+    if (id && !this.inbox.get(id)) this.outbox.dms.set(id, user);
+    const conversation = id ? this.conversation(id) : await this.#create('dm', { participants: [user] });
+    conversation.other = user;
+    return conversation;
   }
 
   /** Creates a group. */

@@ -64,7 +64,10 @@ interface Watermarks {
 }
 
 /** The properties whose change makes a new view. */
-const VIEWED = ['messages', 'typing', 'loading', 'atStart', 'atEnd', 'head', 'details', 'removed', 'error', 'item', 'quoted'] as const;
+const VIEWED = [
+  ...(['messages', 'typing', 'loading', 'loaded', 'atStart', 'atEnd', 'head'] as const),
+  ...(['details', 'name', 'removed', 'error', 'item', 'quoted'] as const),
+];
 const WINDOW = 300;
 const PARTICIPANTS_PAGE = 200;
 /** The largest conversation, in participants, whose watermarks are followed. */
@@ -81,6 +84,8 @@ export class Conversation extends List<ConversationEvents> {
   removed = false;
   /** The details; loaded when the list is opened. */
   details: ConversationDetails | undefined;
+  /** @internal The other user of a direct chat, which is in no inbox before its first message. */
+  other: UserId | undefined;
   #host: Host;
   #head: Seq;
   #followed: Map<UserId, Watermarks> | undefined;
@@ -122,7 +127,7 @@ export class Conversation extends List<ConversationEvents> {
 
   /** The name; of a dm, the other user. Empty while it is unknown. */
   get name(): string {
-    return this.item?.name ?? this.details?.name ?? this.#host.outbox.dms.get(this.id) ?? '';
+    return this.item?.name || this.details?.name || this.other || this.#host.outbox.dms.get(this.id) || '';
   }
 
   /** The number of unread messages. */
@@ -535,7 +540,8 @@ export class Conversation extends List<ConversationEvents> {
       const followed = new Map<UserId, Watermarks>();
       for await (const page of this.participants({ limit: PARTICIPANTS_PAGE }))
         for (const { user, deliveredSeq = 0, readSeq = 0 } of page) followed.set(user, { deliveredSeq, readSeq });
-      if (epoch !== this.epoch) return;
+      if (kind === 'dm') this.other = [...followed.keys()].find((user) => user !== this.#host.user);
+      if (epoch !== this.epoch) return this.changed();
       this.#followed = followed;
       this.changed();
     } catch {

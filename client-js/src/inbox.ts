@@ -95,6 +95,12 @@ export class Inbox extends Emitter<{ change: readonly InboxItem[] }> {
     return (this.#sorted ??= [...this.#items.values()].sort((a, b) => (rank(a) < rank(b) ? 1 : -1)));
   }
 
+  /** Resolves when the first page is loaded. */
+  async whenLoaded(): Promise<this> {
+    while (!this.loaded) await new Promise((resolve) => this.once('change', resolve));
+    return this;
+  }
+
   /** Returns the item of a conversation, if it is loaded. */
   get(conversation: ConversationId): InboxItem | undefined {
     return this.#items.get(conversation);

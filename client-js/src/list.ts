@@ -150,8 +150,13 @@ export abstract class List<Events> extends Emitter<Events> {
     };
   }
 
+  /** Whether the first page was loaded. */
+  get loaded(): boolean {
+    return this.#begun;
+  }
+
   /** Resolves when the requested pages are loaded; rejects with the error of the last one. */
-  async loaded(): Promise<this> {
+  async whenLoaded(): Promise<this> {
     await this.#pages;
     if (this.error) throw this.error;
     return this;

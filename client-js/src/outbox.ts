@@ -351,6 +351,7 @@ export class Outbox {
         this.#stopWaiting(known);
         // Another tab, or an earlier one, may have sent it.
         const local = merged(known, entry, this.#storage.shared && this.#turn !== this.#connection);
+        if (entry.dm) this.dms.set(entry.conversation, entry.dm);
         now.push(local);
         // The gateway refused it in another tab.
         if (entry.failed) this.#settle(entry.clientId)?.reject(new ChatError(entry.failed.code as ErrorCode, entry.failed.message));

@@ -87,3 +87,18 @@ test('a message that the storage refused is stored as soon as it accepts one, an
   await until(async () => (await memory.entries('alice')).length === 2);
   expect(errors).toEqual(['no disk']);
 });
+
+test('a direct chat that was written to without a connection has its name after a reload', async () => {
+  const storage = memoryStorage();
+  const before = make(storage, { token: offline });
+  void before.connect();
+  const dm = await before.dm('bob');
+  expect(dm.name).toBe('bob');
+  void dm.send('one');
+  await until(async () => (await storage.entries('alice')).length);
+  before.disconnect();
+  const later = make(storage, { token: offline });
+  void later.connect();
+  await until(() => later.conversation(dm.id).messages.length === 1);
+  expect(later.conversation(dm.id).name).toBe('bob');
+});

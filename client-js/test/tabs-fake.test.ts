@@ -188,7 +188,7 @@ test('an edit of a tab that did not see the edit of another tab is refused with 
     await tab.connect();
     const list = tab.conversation('c');
     list.open();
-    await list.loaded();
+    await list.whenLoaded();
     lists.push(list);
   }
   const [first, second] = lists as [Conversation, Conversation];
@@ -230,7 +230,7 @@ async function behindLeader(storage = sharedMemory()) {
   await client.connect();
   const list = client.conversation('c');
   list.open();
-  await list.loaded();
+  await list.whenLoaded();
   const stored = (count: number) => until(async () => (await storage.entries('alice')).length === count);
   return { changing, storage, list, stored, endLeader };
 }
@@ -250,7 +250,7 @@ async function slowFollower() {
   const [first, second] = [leader.conversation('c'), follower.conversation('c')];
   for (const list of [first, second]) {
     list.open();
-    await list.loaded();
+    await list.whenLoaded();
   }
   const edit = changing.answers.edit!;
   changing.answers.edit = (request) => {
