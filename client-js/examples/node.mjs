@@ -12,7 +12,7 @@ await chat.connect();
 
 const dm = await chat.dm(other);
 dm.open();
-await dm.loaded();
+await dm.whenLoaded();
 for (const { sender, body } of dm.messages) console.log(`${sender}: ${body}`);
 dm.on('message', ({ sender, body, seq }) => {
   if (sender !== chat.user) console.log(`${sender}: ${body}`);

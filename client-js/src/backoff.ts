@@ -1,4 +1,4 @@
-import type { ChatError } from './codes.js';
+import { ChatError } from './codes.js';
 
 /** The upper bound of the first delay, in milliseconds. It doubles with each attempt. */
 export const BACKOFF_FIRST_MS = 500;
@@ -16,25 +16,36 @@ export function retryDelay({ retryAfterMs }: { retryAfterMs: number | undefined 
   return retryAfterMs === undefined ? backoff(attempt) : retryAfterMs * (1 + Math.random());
 }
 
+/** What is to be called when a signal is aborted. A signal has one listener for all of it: Node warns of more than ten. */
+const stopsOf = new WeakMap<AbortSignal, Set<() => void>>();
+
+/** Calls `stop` when the signal is aborted. Returns a function that ends that. */
+export function onAbort(signal: AbortSignal, stop: () => void): () => void {
+  const stops = stopsOf.get(signal) ?? new Set();
+  if (!stopsOf.has(signal)) signal.addEventListener('abort', () => stops.forEach((stop) => stop()));
+  stopsOf.set(signal, stops.add(stop));
+  return () => stops.delete(stop);
+}
+
 /** Returns a promise that rejects with the signal's reason when the signal is aborted. `begin` returns a function that cleans up. */
 export function abortable<T>(
   signal: AbortSignal | undefined,
   begin: (resolve: (value: T) => void, reject: (error: unknown) => void) => (() => void) | undefined,
 ): Promise<T> {
   let cleanUp: (() => void) | undefined;
-  let stop: () => void;
+  let off: (() => void) | undefined;
   return new Promise<T>((resolve, reject) => {
-    stop = () => {
+    const stop = () => {
       cleanUp?.();
       // React Native does not set `reason`.
       reject(signal?.reason ?? new Error('aborted'));
     };
     if (signal?.aborted) stop();
-    signal?.addEventListener('abort', stop);
+    else if (signal) off = onAbort(signal, stop);
     cleanUp = begin(resolve, reject);
   }).finally(() => {
     cleanUp?.();
-    signal?.removeEventListener('abort', stop);
+    off?.();
   });
 }
 
@@ -51,14 +62,17 @@ export function unless<T>(signal: AbortSignal | undefined, promise: Promise<T>):
   return abortable(signal, (resolve, reject) => void promise.then(resolve, reject));
 }
 
-/** Calls `work` with a signal that is aborted after `ms` or together with `signal`; the promise then rejects. It replaces
+/** Calls `work` with a signal that is aborted after `ms` or together with `signal`; the promise then rejects, with `timeout` after
+ * `ms`. It replaces
  * `AbortSignal.timeout` and `AbortSignal.any`, which not every environment has. */
 export function within<T>(ms: number, work: (over: AbortSignal) => Promise<T>, signal?: AbortSignal): Promise<T> {
   const over = new AbortController();
   return abortable<T>(signal, (resolve, reject) => {
     // A timer of 2^31 ms or more would fire at once.
-    const timer = ms < 2 ** 31 ? setTimeout(reject, ms, new Error(`no answer within ${ms} ms`)) : undefined;
-    work(over.signal).then(resolve, reject);
+    const late = () => reject(new ChatError('timeout', `no answer within ${ms} ms`));
+    const timer = ms < 2 ** 31 ? setTimeout(late, ms) : undefined;
+    // An application's function may throw, or return no promise.
+    void (async () => work(over.signal))().then(resolve, reject);
     return () => clearTimeout(timer);
   }).catch((error) => {
     over.abort(error);

@@ -5,15 +5,11 @@ import type { OutboxStorage } from './storage.js';
 /** Returns a storage in IndexedDB, which survives the tab and is shared by all tabs of the origin. Its code is loaded from a
  * file of its own. If that fails, or if the browser refuses to store, calls reject and messages are sent from memory. */
 export function indexedDbStorage(name = 'chat-gateway'): OutboxStorage {
-  let opened: ReturnType<typeof openOutbox> | undefined;
-  const forget = () => {
-    opened = undefined;
-  };
-  const load = async () => (await import('./indexed-db.js')).openOutbox(name, forget);
+  let opened: Promise<ReturnType<typeof openOutbox>> | undefined;
   const open = () => {
     if (!opened) {
-      opened = load();
-      opened.catch(forget);
+      opened = import('./indexed-db.js').then(({ openOutbox }) => openOutbox(name));
+      opened.catch(() => (opened = undefined));
     }
     return opened;
   };

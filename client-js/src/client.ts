@@ -1,24 +1,24 @@
 /** The client of one user: the connection to a gateway, and everything that an application reaches through it. */
 import type { Addresses } from './addresses.js';
 import { abortable, persist, unless, within } from './backoff.js';
-import { indexedDbStorage } from './browser-storage.js';
-import { ChangeFeed, type ChangeHost } from './change-feed.js';
+import { ChangeFeed } from './change-feed.js';
 import { json } from './codec.js';
 import { BAD_FRAME, ChatError, UnauthorizedError } from './codes.js';
-import { Connection, type State, type TokenSource } from './connection.js';
-import { Conversation, type Host } from './conversation.js';
+import { Connection, type State } from './connection.js';
+import { Conversation } from './conversation.js';
 import { type Dispose, Emitter } from './emitter.js';
 import { Feed } from './feed.js';
 import { dmId, uuid } from './ids.js';
-import { Inbox, type InboxHost } from './inbox.js';
+import { Inbox } from './inbox.js';
 import { watchLifecycle } from './lifecycle.js';
-import { Marks } from './marks.js';
+import type { Marks } from './marks.js';
 import type { ChatOptions, ClientEvents, Logger, NewConversation, PushOptions, RequestOptions } from './options.js';
 import { Outbox } from './outbox.js';
 import { sendable } from './outbox-entry.js';
 import { type Paging, pages } from './pages.js';
 import type { Push } from './push.js';
-import { memoryStorage, type OutboxStorage } from './storage.js';
+import { fixed, notLoaded, originOf, ownStorage, urlsOf } from './sources.js';
+import type { OutboxStorage } from './storage.js';
 import type {
   AppToken,
   AttachmentId,
@@ -43,14 +43,14 @@ import type {
   WebSubscription,
 } from './types.js';
 import { type AttachOptions, type Sender, Upload } from './upload.js';
-import type { Watcher, WatcherHost } from './watcher.js';
+import type { Watcher } from './watcher.js';
 
 const REQUEST_TIMEOUT_MS = 15_000;
 /** The time limit for removing this device when the user signs out. */
 const LEAVE_TIMEOUT_MS = 4_000;
 
 /** One user's client. It stays connected from `connect()` until `disconnect()`. */
-export class ChatClient extends Emitter<ClientEvents> implements Host, InboxHost, WatcherHost, ChangeHost {
+export class ChatClient extends Emitter<ClientEvents> {
   readonly inbox: Inbox;
   /** @internal */
   readonly outbox: Outbox;
@@ -64,8 +64,6 @@ export class ChatClient extends Emitter<ClientEvents> implements Host, InboxHost
   session: Connected | undefined;
   #options: ChatOptions;
   #connection: Connection;
-  /** @internal */
-  readonly marks: Marks;
   /** Weak references: a client may see more conversations than its memory has room for. */
   #conversations = new Map<ConversationId, { deref(): Conversation | undefined }>();
   /** The conversations that are in use, kept from being collected. */
@@ -78,6 +76,9 @@ export class ChatClient extends Emitter<ClientEvents> implements Host, InboxHost
   #addresses: Promise<Addresses> | undefined;
   #sender: Promise<Sender> | undefined;
   #push: Promise<Push> | undefined;
+  #marks: Marks | undefined;
+  /** What the watermarks were told before their code was loaded. */
+  #untold: ((marks: Marks) => void)[] = [];
   #storage: OutboxStorage;
   #scope: string;
   /** Whether nobody looks at this device, and what the gateway knows of it. */
@@ -91,7 +92,8 @@ export class ChatClient extends Emitter<ClientEvents> implements Host, InboxHost
   /** @param url The URL of the gateway, as `wss://chat.example.org/v1/ws`, or a function that returns it for each connection. */
   constructor(url: string | URL | (() => Promise<string> | string), options: ChatOptions) {
     super();
-    const { token, storage = this.#ownStorage() } = options;
+    const { token } = options;
+    const storage = options.storage ?? ownStorage((error) => this.#failed(error));
     this.#storage = storage;
     this.user = options.user;
     this.#options = options;
@@ -104,14 +106,11 @@ export class ChatClient extends Emitter<ClientEvents> implements Host, InboxHost
       this.changeFeed.begin(conversation, rev);
     }
     this.inbox = new Inbox(this);
-    // Watermarks use half of the user's rate, so that other requests find room.
-    const pause = () => 2_000 / (this.session?.limits.requestsPerSecond ?? Infinity);
-    this.marks = new Marks((mark) => this.#connection.ask(mark), pause);
-    this.#url = typeof url === 'function' ? url : () => String(url);
+    this.#url = typeof url === 'function' ? urlsOf(url) : () => String(url);
     this.#connection = new Connection({
       url: this.#url,
       codec: async () => (options.codec === 'msgpack' ? (await import('./msgpack.js')).msgpack : json),
-      token: typeof token === 'string' ? fixed(token) : token,
+      token: typeof token === 'function' ? token : fixed(token),
       WebSocket: (options.WebSocket ?? globalThis.WebSocket) as typeof WebSocket | undefined,
       device: options.device,
       cursors: () => this.cursors(),
@@ -137,7 +136,7 @@ export class ChatClient extends Emitter<ClientEvents> implements Host, InboxHost
    * possible: the token is refused for good, the URL is invalid, or `disconnect()` was called. Need not be awaited. */
   connect({ signal }: { signal?: AbortSignal } = {}): Promise<Connected> {
     this.#lifecycle ??= watchLifecycle(
-      () => this.#connection.awake(),
+      (isOffline) => this.#connection.awake(isOffline),
       (isHidden) => this.away(isHidden),
     );
     if (this.user) void this.outbox.open(this.user);
@@ -159,7 +158,8 @@ export class ChatClient extends Emitter<ClientEvents> implements Host, InboxHost
   async logout(): Promise<void> {
     await this.#leavePush();
     this.#disconnect();
-    for (const kept of [this.#connection, this.inbox, this.feed, this.changeFeed, this.marks, this.#presence]) kept.clear();
+    for (const kept of [this.#connection, this.inbox, this.feed, this.changeFeed, this.#presence]) kept.clear();
+    this.mark((marks) => marks.clear());
     this.#addresses = undefined;
     await this.outbox.clear(this.user);
   }
@@ -192,9 +192,9 @@ export class ChatClient extends Emitter<ClientEvents> implements Host, InboxHost
       }
     };
     try {
-      return await within(timeoutMs, (over) => persist(() => once(over), over), signal);
+      return await within(timeoutMs, (over) => this.#whileOpen(persist(() => once(over), over)), signal);
     } catch (error) {
-      if (error instanceof ChatError || signal?.aborted) throw error;
+      if ((error as ChatError).code !== 'timeout' || signal?.aborted) throw error;
       throw last ?? new ChatError('timeout', `${request.type}: no answer within ${timeoutMs} ms. ${this.state.error?.message ?? ''}`);
     }
   }
@@ -202,9 +202,7 @@ export class ChatClient extends Emitter<ClientEvents> implements Host, InboxHost
   /** @internal Sends a request once, as soon as there is a connection. */
   async askOnce<R extends Request>(request: R): Promise<Replies[R['type']]> {
     await this.#ready();
-    return within(REQUEST_TIMEOUT_MS, () => this.#connection.ask(request)).catch((error) => {
-      throw error instanceof ChatError ? error : new ChatError('timeout', (error as Error).message);
-    });
+    return within(REQUEST_TIMEOUT_MS, () => this.#connection.ask(request));
   }
 
   /** @internal Sends a request that has no answer. Does nothing without a connection. */
@@ -245,9 +243,10 @@ export class ChatClient extends Emitter<ClientEvents> implements Host, InboxHost
    * provided that the client's own user is known. */
   async dm(user: UserId): Promise<Conversation> {
     const id = this.state.at !== 'connected' && this.user && (await dmId(this.user, user));
-    if (!id) return this.#create('dm', { participants: [user] });
-    if (!this.inbox.get(id)) this.outbox.dms.set(id, user);
-    return this.conversation(id);
+    if (id && !this.inbox.get(id)) this.outbox.dms.set(id, user);
+    const conversation = id ? this.conversation(id) : await this.#create('dm', { participants: [user] });
+    conversation.other = user;
+    return conversation;
   }
 
   /** Creates a group. */
@@ -308,9 +307,15 @@ export class ChatClient extends Emitter<ClientEvents> implements Host, InboxHost
     return this.#connection.token(isRefused ? 'rejected' : 'initial');
   }
 
-  /** @internal Returns the time of the gateway. */
+  /** Returns the time of the gateway in milliseconds. Compare it, not the clock of the device, with the times in messages, with the
+   * edit window and with `mutedUntil`. */
   now(): Millis {
-    return this.#connection.now();
+    return Date.now() + this.ahead;
+  }
+
+  /** @internal */
+  get ahead(): Millis {
+    return this.#connection.ahead;
   }
 
   /** Says whether nobody looks at this device: an app in the background, a screen that is locked. Messages are pushed to the
@@ -365,7 +370,27 @@ export class ChatClient extends Emitter<ClientEvents> implements Host, InboxHost
     await within(LEAVE_TIMEOUT_MS, async () => {
       if (this.#push ?? (await storage.get?.(name))) await this.unregisterPush();
     }).catch((error) => this.#failed(error));
-    storage.set?.(name).catch(() => {});
+    (async () => storage.set?.(name))().catch(() => {});
+  }
+
+  /** @internal Tells the watermarks something, now or when their code is loaded. */
+  mark(tell: (marks: Marks) => void): void {
+    if (this.#marks) tell(this.#marks);
+    else this.#untold.push(tell);
+  }
+
+  async #loadMarks(connection: AbortSignal): Promise<void> {
+    try {
+      const { Marks } = await import('./marks.js');
+      // Watermarks use half of the user's rate, so that other requests find room.
+      const pause = () => 2_000 / (this.session?.limits.requestsPerSecond ?? Infinity);
+      this.#marks ??= new Marks((mark) => this.#connection.ask(mark), pause);
+      for (const tell of this.#untold.splice(0)) tell(this.#marks);
+      this.#marks.connected(connection);
+    } catch (error) {
+      // The next connection loads the code again.
+      this.#failed(error as Error);
+    }
   }
 
   /** Watches whether these users are online: `presence` events come, and `presence(user)` is known. Returns a function that ends it. */
@@ -432,8 +457,20 @@ export class ChatClient extends Emitter<ClientEvents> implements Host, InboxHost
       look();
       return this.on('state', look);
     });
-    if (state.at === 'closed') throw state.error;
-    if (state.at !== 'connected') throw new ChatError('closed', 'not connected: call connect()');
+    if (state.at !== 'connected') throw this.#ended(state);
+  }
+
+  /** Returns why there will be no connection, if that is so. */
+  #ended({ at, error } = this.state): ChatError | undefined {
+    return at === 'idle' ? new ChatError('closed', 'not connected: call connect()') : at === 'closed' ? error : undefined;
+  }
+
+  /** Returns a promise that settles as `work` does, or rejects when there will be no connection any more. */
+  #whileOpen<T>(work: Promise<T>): Promise<T> {
+    return abortable(undefined, (resolve, reject) => {
+      work.then(resolve, reject);
+      return this.on('state', () => this.#ended() && reject(this.#ended()));
+    });
   }
 
   #connected(hello: Connected): Error | undefined {
@@ -450,13 +487,14 @@ export class ChatClient extends Emitter<ClientEvents> implements Host, InboxHost
       this.away(this.#away);
       void this.outbox.open(this.user!).then(() => this.outbox.connected(over));
       this.inbox.refresh({ all: true }).catch(() => {});
-      this.marks.connected(over);
+      void this.#loadMarks(over);
       this.changeFeed.connected();
       for (const conversation of this.#held) conversation.connected();
       void this.#watchAll();
       for (const id of this.outbox.dms.keys()) this.#begin(id).catch(() => {});
     } else {
       this.inbox.disconnected();
+      for (const known of this.#conversations.values()) known.deref()?.disconnected();
       if (state.at === 'closed') this.outbox.reject(state.error);
       if (state.at === 'closed' || state.at === 'idle') this.changeFeed.disconnected();
     }
@@ -503,24 +541,8 @@ export class ChatClient extends Emitter<ClientEvents> implements Host, InboxHost
   }
 
   #log(level: keyof Logger, message: string, ...more: unknown[]): void {
-    try {
-      this.#options.logger?.[level]?.(`chat: ${message}`, ...more);
-    } catch {
-      // A logger that throws must not stop the client.
-    }
-  }
-
-  /** Returns IndexedDB if there is one, else memory. Some browsers throw where storage is forbidden. */
-  #ownStorage(): OutboxStorage {
-    let reason: unknown = 'no IndexedDB';
-    try {
-      if (globalThis.indexedDB) return indexedDbStorage();
-    } catch (error) {
-      reason = error;
-    }
-    // Reported later, so that the application can listen first. Outside browsers memory is the expected storage.
-    if (globalThis.document) queueMicrotask(() => this.#failed(new Error(`The outbox is in memory only: ${reason}`)));
-    return memoryStorage();
+    // A logger that throws, now or later, must not stop the client.
+    (async () => this.#options.logger?.[level]?.(`chat: ${message}`, ...more))().catch(() => {});
   }
 
   #receive(event: ServerEvent): void {
@@ -541,7 +563,7 @@ export class ChatClient extends Emitter<ClientEvents> implements Host, InboxHost
         this.inbox.remove(event.conversation);
         this.feed.forget(event.conversation);
         this.changeFeed.forget(event.conversation);
-        this.marks.forget(event.conversation);
+        this.mark((marks) => marks.forget(event.conversation));
       } else this.inbox.refresh().catch(() => {});
       conversation?.detailsChanged(removed);
     } else if (event.type === 'resync') {
@@ -564,31 +586,8 @@ export class ChatClient extends Emitter<ClientEvents> implements Host, InboxHost
     known?.accept(message);
     if (items.length) known?.change(items);
     const item = this.inbox.get(conversation);
-    if (item && item.kind !== 'channel' && sender !== this.user) this.marks.add('delivered', conversation, seq);
+    if (item && item.kind !== 'channel' && sender !== this.user) this.mark((marks) => marks.add('delivered', conversation, seq, at));
     if (sender === this.user) this.outbox.seen(clientId, { seq, messageId, at, duplicate: false });
     this.emit('message', message);
   }
-}
-
-/** Returns the origin with `ws:` for `http:`, which is the same gateway. */
-function originOf(url: string): string {
-  try {
-    return new URL(url, globalThis.location?.href).origin.replace(/^http/, 'ws');
-  } catch {
-    // `connect()` reports an invalid URL.
-    return url;
-  }
-}
-
-/** Returns the error of a part of the client that could not be loaded. */
-function notLoaded(cause: Error): ChatError {
-  return new ChatError('unreachable', `a part of the client was not loaded: ${cause.message}`, { cause });
-}
-
-/** Returns a source for a token that cannot be renewed. */
-function fixed(token: string): TokenSource {
-  return ({ reason }) => {
-    if (reason !== 'initial') throw new UnauthorizedError('the token expired or was refused: pass a function');
-    return token;
-  };
 }

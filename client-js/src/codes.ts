@@ -70,3 +70,10 @@ export function lost(closeCode = 1006, reason = '', why: ErrorCode = closeCode >
   // Not at once: the closing socket may still be the current one.
   return new ChatError(why, message, { retryAfterMs: 10, closeCode });
 }
+
+/** Returns what a function of the application gave, if it is a text. If it is not, the client asks again later.
+ * @param name The name of the function. */
+export function textOf(given: unknown, name: string): string {
+  if (typeof given === 'string' && given) return given;
+  throw new ChatError('unreachable', `${name}() gave no text: ${given}`);
+}

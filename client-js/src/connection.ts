@@ -2,7 +2,18 @@
  * them; the class `Connection` carries them out. */
 import { backoff, delay, within } from './backoff.js';
 import type { Codec, Frame } from './codec.js';
-import { BAD_FRAME, ChatError, type ErrorCode, FINAL, lost, RESTART, TOKEN_EXPIRED, UNAUTHORIZED, UnauthorizedError } from './codes.js';
+import {
+  BAD_FRAME,
+  ChatError,
+  type ErrorCode,
+  FINAL,
+  lost,
+  RESTART,
+  TOKEN_EXPIRED,
+  textOf,
+  UNAUTHORIZED,
+  UnauthorizedError,
+} from './codes.js';
 import type { Connected, ConversationId, Limits, Millis, Replies, Request, Seq, ServerEvent } from './types.js';
 import { fromWire, toWire } from './wire.js';
 
@@ -38,6 +49,8 @@ const CONNECT_TIMEOUT_MS = 10_000;
 const CURSORS_AT_ONCE = 200;
 /** The time limit for any frame after a ping. It is longer than a gateway delays a user who asked for too many bytes. */
 const PROBE_TIMEOUT_MS = 6_000;
+/** The least time between two attempts to connect that events of the page cause. */
+const AWAKE_EVERY_MS = 2_000;
 /** The duration after which a connection resets the count of failures. */
 const HEALTHY_MS = 30_000;
 /** How often in a row a shorter connection is made again at once after a restart of the gateway. */
@@ -138,12 +151,16 @@ export class Connection {
   #nextId = 1;
   /** The number of frames received on this socket. It grows while the connection lives. */
   #heard = 0;
+  /** The value of `#heard` at the last ping. */
+  #probed = -1;
+  /** The time of the last attempt to connect. */
+  #triedAt = -Infinity;
   /** Aborted when the state changes. */
   #over = new AbortController();
   #token: { text: string; expires: Millis } | undefined;
   #fetched: Promise<string> | undefined;
   /** How far the gateway's clock is ahead of this one, in milliseconds. */
-  #ahead = 0;
+  ahead = 0;
   /** Whether the token was fetched for this attempt. */
   #fresh = false;
 
@@ -167,10 +184,14 @@ export class Connection {
     this.#hooks.changed(state, this.#over.signal);
   }
 
-  /** Called when the network or the page is back: probes the connection, or connects at once. */
-  awake(): void {
+  /** Called when the network or the page may be back: probes the connection, or ends the wait for the next attempt. The back-off
+   * goes on, and attempts keep a distance, because a bad network causes many such events. */
+  awake(isOffline: boolean): void {
     if (this.state.at === 'connected') this.#probe();
-    else if (this.state.at === 'waiting') this.step({ on: 'connect' });
+    if (this.state.at !== 'waiting' || isOffline) return;
+    const ms = this.#triedAt + AWAKE_EVERY_MS - performance.now();
+    if (ms > 0) this.#after(ms, () => this.step({ on: 'time' }));
+    else this.step({ on: 'time' });
   }
 
   /** Sends a request on this connection as soon as the rate limit allows it. Does not retry. */
@@ -200,7 +221,7 @@ export class Connection {
 
   /** Returns the time of the gateway. */
   now(): Millis {
-    return Date.now() + this.#ahead;
+    return Date.now() + this.ahead;
   }
 
   /** Deletes the token. */
@@ -210,13 +231,14 @@ export class Connection {
 
   #encode(request: Request & { id?: number }): Encoded {
     let data: Encoded;
+    let length: number;
     try {
       data = this.#codec.encode(toWire(request));
+      ({ length } = typeof data === 'string' ? new TextEncoder().encode(data) : data);
     } catch (cause) {
       throw new ChatError('bad_request', `${request.type}: ${(cause as Error).message}`, { cause });
     }
     const { frameBytes } = this.#limits;
-    const { length } = typeof data === 'string' ? new TextEncoder().encode(data) : data;
     if (length <= frameBytes) return data;
     // The gateway would close the connection because of it.
     throw new ChatError('too_large', `${request.type}: ${length} bytes, at most ${frameBytes} in a frame`);
@@ -257,6 +279,7 @@ export class Connection {
   async #open(state: State & { at: 'connecting' }): Promise<void> {
     const isOver = () => this.state !== state;
     const known = this.#token;
+    this.#triedAt = performance.now();
     let token: string;
     let url = '';
     let socket: WebSocket;
@@ -273,8 +296,10 @@ export class Connection {
     socket.binaryType = 'arraybuffer';
     this.#socket = socket;
     this.#heard = 0;
+    this.#probed = -1;
     let error: ChatError | undefined = unreachable(url);
-    const ended = (code: number, reason?: string) => this.#lost(code, reason, error);
+    let refusal: string | undefined;
+    const ended = (code: number, reason?: string) => this.#lost(code, refusal ?? reason, error);
     this.#after(CONNECT_TIMEOUT_MS, () => ended(1006));
     socket.onopen = () => {
       error = undefined;
@@ -287,10 +312,13 @@ export class Connection {
       });
       const connect = this.ask({ type: 'connect', token, device, ...part() });
       while (known.length) this.post({ type: 'cursors', ...part() });
-      // After a refusal the close code says what to do.
       connect.then(
         (hello) => this.#opened(hello),
-        () => {},
+        (refused: ChatError) => {
+          // It was not even sent. After any other refusal the close code says what to do, but not why.
+          if (['bad_request', 'too_large'].includes(refused.code)) this.step({ on: 'no_token', error: refused });
+          refusal = refused.message;
+        },
       );
     };
     socket.onmessage = ({ data }) => this.#receive(data as string | ArrayBuffer);
@@ -312,7 +340,7 @@ export class Connection {
   }
 
   #opened(hello: Connected): void {
-    this.#ahead = hello.time - Date.now();
+    this.ahead = hello.time - Date.now();
     this.#fresh = false;
     this.#limits = { ...NO_LIMITS, ...hello.limits };
     const error = this.#hooks.connected(hello);
@@ -329,8 +357,8 @@ export class Connection {
     let frame: Frame;
     try {
       frame = fromWire(this.#codec.decode(data));
-    } catch {
-      return this.#lost(1002);
+    } catch (cause) {
+      return this.#lost(1002, '', new ChatError('lost', `a frame cannot be read: ${(cause as Error).message}`, { cause, closeCode: 1002 }));
     }
     const { id, ...rest } = frame;
     if (id === undefined) return this.#hooks.event(rest as ServerEvent);
@@ -375,7 +403,14 @@ export class Connection {
   /** Sends a ping. The connection is lost if no frame follows. */
   #probe(): void {
     const heard = this.#heard;
-    this.ask({ type: 'ping' }).catch(() => {});
+    // A ping is on its way.
+    if (this.#probed === heard) return;
+    this.#probed = heard;
+    this.ask({ type: 'ping' }).then(
+      // A clock may be set while a connection lasts.
+      ({ time }) => (this.ahead = time - Date.now()),
+      () => {},
+    );
     this.#after(PROBE_TIMEOUT_MS, () => {
       if (this.#heard === heard) this.#lost(1006);
     });
@@ -406,7 +441,8 @@ export class Connection {
     if (this.#fetched) return this.#fetched;
     const why = known ? reason : 'initial';
     const fetched = within(TOKEN_TIMEOUT_MS, async (signal) => this.#hooks.token({ reason: why, signal }))
-      .then((text) => {
+      .then((given) => {
+        const text = textOf(given, 'token');
         // The gateway that accepts it tells its expiry. After `clear()` it is not kept.
         if (this.#fetched === fetched) this.#token = { text, expires: Infinity };
         return text;
@@ -428,7 +464,7 @@ export class Connection {
 }
 
 function asChatError(cause: unknown, what = ''): ChatError {
-  if (cause instanceof ChatError) return cause;
+  if (cause instanceof ChatError && cause.code !== 'timeout') return cause;
   return new ChatError('unreachable', what + ((cause as Error)?.message ?? cause), { cause });
 }
 

@@ -1,15 +1,12 @@
 /** A conversation: the live list of its messages, and the requests about it. */
-import type { ChangeFeed } from './change-feed.js';
 import * as changes from './changes.js';
-import { asOf, type Feed } from './feed.js';
+import type { Host } from './conversation-host.js';
+import { asOf } from './feed.js';
 import { gathered, isSame } from './gather.js';
-import type { Inbox } from './inbox.js';
 import { type ChatMessage, List, type Stored } from './list.js';
-import type { Marks } from './marks.js';
 import { FOR_EVER, isMuted } from './muting.js';
 import type { EditOptions, SendOptions } from './options.js';
-import type { Outbox, Pending } from './outbox.js';
-import { onItsWay } from './outbox-entry.js';
+import { onItsWay, type Pending } from './outbox-entry.js';
 import { type Paging, pages } from './pages.js';
 import type { ChangeTarget, OutboxEntry } from './storage.js';
 import type {
@@ -57,24 +54,6 @@ export interface ConversationView {
   typing: UserId[];
 }
 
-/** What a conversation needs of its client. */
-export interface Host {
-  readonly user: UserId | undefined;
-  readonly inbox: Inbox;
-  readonly outbox: Outbox;
-  readonly feed: Feed;
-  readonly changeFeed: ChangeFeed;
-  readonly marks: Marks;
-  /** Returns a page, and notes the rev of its states. */
-  history(request: Request & { type: 'history' }, signal?: AbortSignal): Promise<HistoryPage>;
-  request<R extends Request>(request: R, options?: { signal?: AbortSignal | undefined }): Promise<Replies[R['type']]>;
-  upload(conversation: ConversationId, blob: Blob, options: AttachOptions): Upload;
-  /** Sends a request that has no answer. */
-  post(request: Request): void;
-  /** Keeps the conversation, or lets it be collected. */
-  hold(conversation: Conversation, held: boolean): void;
-}
-
 /** A request about one conversation. */
 type About = Extract<Request, { conversation: ConversationId }>;
 
@@ -85,7 +64,10 @@ interface Watermarks {
 }
 
 /** The properties whose change makes a new view. */
-const VIEWED = ['messages', 'typing', 'loading', 'atStart', 'atEnd', 'head', 'details', 'removed', 'error', 'item', 'quoted'] as const;
+const VIEWED = [
+  ...(['messages', 'typing', 'loading', 'loaded', 'atStart', 'atEnd', 'head'] as const),
+  ...(['details', 'name', 'removed', 'error', 'item', 'quoted'] as const),
+];
 const WINDOW = 300;
 const PARTICIPANTS_PAGE = 200;
 /** The largest conversation, in participants, whose watermarks are followed. */
@@ -102,6 +84,8 @@ export class Conversation extends List<ConversationEvents> {
   removed = false;
   /** The details; loaded when the list is opened. */
   details: ConversationDetails | undefined;
+  /** @internal The other user of a direct chat, which is in no inbox before its first message. */
+  other: UserId | undefined;
   #host: Host;
   #head: Seq;
   #followed: Map<UserId, Watermarks> | undefined;
@@ -110,7 +94,7 @@ export class Conversation extends List<ConversationEvents> {
   /** Messages as they were shown with their pending changes, by key. */
   #changed = new Map<string, ChatMessage>();
   #typists = new Typists(() => this.changed());
-  #typedAt = 0;
+  #typedAt = -Infinity;
   #looking = false;
   #shown: readonly ChatMessage[] = [];
   #isShown = false;
@@ -143,7 +127,7 @@ export class Conversation extends List<ConversationEvents> {
 
   /** The name; of a dm, the other user. Empty while it is unknown. */
   get name(): string {
-    return this.item?.name ?? this.details?.name ?? this.#host.outbox.dms.get(this.id) ?? '';
+    return this.item?.name || this.details?.name || this.other || this.#host.outbox.dms.get(this.id) || '';
   }
 
   /** The number of unread messages. */
@@ -153,7 +137,7 @@ export class Conversation extends List<ConversationEvents> {
 
   /** Whether the user muted the conversation, and that time is not over. */
   get muted(): boolean {
-    return !!this.item && isMuted(this.item);
+    return !!this.item && isMuted(this.item, this.#host.now());
   }
 
   /** Whether the user may send messages. True while the details are unknown. */
@@ -177,7 +161,7 @@ export class Conversation extends List<ConversationEvents> {
       const stored = new Set(entries.map(({ key }) => key));
       const before = new Map(this.#shown.map((message) => [message.key, message]));
       for (const entry of waiting) {
-        const message = this.#changing(onItsWay(entry), edits);
+        const message = this.#changing(onItsWay(entry, this.#host.ahead), edits);
         const known = before.get(message.key);
         // An equal message stays the same object, so that a component need not render it again.
         if (!stored.has(message.key)) shown.push(known && isSame(known, message) ? known : message);
@@ -228,7 +212,7 @@ export class Conversation extends List<ConversationEvents> {
   /** Sends a message. It is in the list at once, and is sent when there is a connection and its files are ready. Resolves
    * when the gateway acknowledged it; rejects when it failed for good. */
   send(body: string, { attachments: files, replyTo }: SendOptions = {}): Promise<Sent> {
-    this.#typedAt = 0;
+    this.#typedAt = -Infinity;
     return this.#host.outbox.add({ conversation: this.id, body, replyTo }, files);
   }
 
@@ -282,16 +266,15 @@ export class Conversation extends List<ConversationEvents> {
 
   /** Marks everything up to `seq` as read; without it, everything. */
   read(seq: Seq = this.head): void {
-    const { inbox, marks } = this.#host;
     this.timeline.reader = seq < this.head ? seq : undefined;
     if (seq <= (this.item?.readSeq ?? 0)) return;
-    inbox.read(this.id, seq);
-    marks.add('read', this.id, seq);
+    this.#host.inbox.read(this.id, seq);
+    this.#host.mark((marks) => marks.add('read', this.id, seq));
   }
 
   /** Shows the others that this user is typing. May be called for each key: at most one request in 3 s is sent. */
   sendTyping(): void {
-    const now = Date.now();
+    const now = performance.now();
     if (now - this.#typedAt < TYPING_EVERY_MS || this.kind === 'channel') return;
     this.#typedAt = now;
     this.#host.post({ type: 'typing', conversation: this.id });
@@ -489,6 +472,12 @@ export class Conversation extends List<ConversationEvents> {
     this.changed();
   }
 
+  /** @internal Ends what only a connection keeps up. */
+  disconnected(): void {
+    this.#typists.clear();
+    this.pause();
+  }
+
   /** @internal Subscribes and loads again on a new connection what the gateway does not push. */
   connected(): void {
     if (this.#looking) this.subscribe().catch(() => {});
@@ -551,7 +540,8 @@ export class Conversation extends List<ConversationEvents> {
       const followed = new Map<UserId, Watermarks>();
       for await (const page of this.participants({ limit: PARTICIPANTS_PAGE }))
         for (const { user, deliveredSeq = 0, readSeq = 0 } of page) followed.set(user, { deliveredSeq, readSeq });
-      if (epoch !== this.epoch) return;
+      if (kind === 'dm') this.other = [...followed.keys()].find((user) => user !== this.#host.user);
+      if (epoch !== this.epoch) return this.changed();
       this.#followed = followed;
       this.changed();
     } catch {

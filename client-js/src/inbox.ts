@@ -46,7 +46,8 @@ const rank = ({ conversation, lastMessage }: InboxItem) =>
 export interface InboxHost {
   readonly feed: Feed;
   readonly changeFeed: ChangeFeed;
-  readonly marks: Marks;
+  /** Tells the watermarks something. */
+  mark(tell: (marks: Marks) => void): void;
   request<R extends Request>(request: R, options?: { signal?: AbortSignal | undefined }): Promise<Replies[R['type']]>;
   /** Returns how many messages of people are in (from, to], without deleted ones; undefined if they are not loaded. */
   countMessages(conversation: ConversationId, from: Seq, to: Seq): number | undefined;
@@ -92,6 +93,12 @@ export class Inbox extends Emitter<{ change: readonly InboxItem[] }> {
   /** The loaded items, the one with the newest message first. A new array after each change. */
   get items(): readonly InboxItem[] {
     return (this.#sorted ??= [...this.#items.values()].sort((a, b) => (rank(a) < rank(b) ? 1 : -1)));
+  }
+
+  /** Resolves when the first page is loaded. */
+  async whenLoaded(): Promise<this> {
+    while (!this.loaded) await new Promise((resolve) => this.once('change', resolve));
+    return this;
   }
 
   /** Returns the item of a conversation, if it is loaded. */
@@ -168,11 +175,11 @@ export class Inbox extends Emitter<{ change: readonly InboxItem[] }> {
     if (!this.loaded) this.#changed();
     this.loaded = true;
     for (const item of items) {
-      const { conversation, kind, lastSeq, unread } = item;
+      const { conversation, kind, lastSeq, lastMessage, unread } = item;
       this.#host.feed.begin(conversation, lastSeq);
       if (this.#hasState(conversation)) this.#host.changeFeed.begin(conversation, item.rev);
       else this.#host.changeFeed.page(conversation, item.rev, 'inbox');
-      if (unread && kind !== 'channel') this.#host.marks.add('delivered', conversation, lastSeq);
+      if (unread && kind !== 'channel') this.#host.mark((marks) => marks.add('delivered', conversation, lastSeq, lastMessage?.at));
       this.#set(item);
     }
     return next;

@@ -1,6 +1,13 @@
 /** The storage of the outbox in IndexedDB. `indexedDbStorage` loads this file. */
+import { within } from './backoff.js';
+import type { ChatError } from './codes.js';
 import type { OutboxEntry, OutboxStorage } from './storage.js';
 
+/** The time after which a database that does not answer is opened again: shorter than the client waits for its storage. Some
+ * browsers never open it the first time. */
+const ANSWER_TIMEOUT_MS = 4_000;
+/** The same for files. */
+const FILES_TIMEOUT_MS = 50_000;
 /** The greatest number of bytes of all files that wait in one browser. Above it, they are in memory only. */
 const KEPT_BYTES_MAX = 200 << 20;
 /** The age at which a file without a message is deleted. A younger one may be of a message that is just being stored. */
@@ -11,25 +18,48 @@ const KEPT_MAX_MS = 30 * 24 * 3600 * 1000;
 /** The key of a file: its message, its number there, its size, and when it was stored. So they are known without reading files. */
 type FileKey = [clientId: string, number: number, size: number, at: number];
 
-/** Opens the database, and creates it if there is none.
- * @param closed Called when the browser or another tab closes the database, so that it has to be opened again. */
-export async function openOutbox(name: string, closed: () => void): Promise<Omit<Required<OutboxStorage>, 'shared'>> {
-  const database = await open(name);
-  // Closing it lets another tab delete or upgrade the database without waiting for this one.
-  database.onversionchange = database.onclose = () => {
-    closed();
-    database.close();
+/** Opens the database, and creates it if there is none. A connection that the browser dropped is made anew. */
+export function openOutbox(name: string): Omit<Required<OutboxStorage>, 'shared'> {
+  let opened: Promise<IDBDatabase> | undefined;
+  const connect = () => {
+    const opening = (opened ??= within(ANSWER_TIMEOUT_MS, () => open(name)));
+    const forget = () => {
+      if (opened === opening) opened = undefined;
+    };
+    opening.then((database) => {
+      // Closing it lets another tab delete or upgrade the database without waiting for this one.
+      database.onversionchange = database.onclose = () => {
+        forget();
+        database.close();
+      };
+    }, forget);
+    return { opening, forget };
   };
-  const run = <T>(mode: IDBTransactionMode, work: (store: IDBObjectStore) => IDBRequest<T>, name = 'outbox'): Promise<T> => {
-    const transaction = database.transaction(name, mode);
-    const request = work(transaction.objectStore(name));
-    // Without it the browser commits after `onsuccess`, and the tab may be closed before that.
-    transaction.commit?.();
-    return new Promise((resolve, reject) => {
-      transaction.oncomplete = () => resolve(request.result);
-      transaction.onabort = () => reject(transaction.error);
-    });
+  /** Calls `work`, and again with a new connection if the browser dropped the known one, of which it does not always tell. One that
+   * does not answer is given up, too. */
+  const use = async <T>(work: (database: IDBDatabase) => Promise<T>, ms = ANSWER_TIMEOUT_MS): Promise<T> => {
+    const { opening, forget } = connect();
+    try {
+      const database = await opening;
+      return await within(ms, () => work(database));
+    } catch (thrown) {
+      const isDropped = (thrown as Error).name === 'InvalidStateError';
+      if (isDropped || (thrown as ChatError).code === 'timeout') forget();
+      if (!isDropped) throw thrown;
+      return work(await connect().opening);
+    }
   };
+  const run = <T>(mode: IDBTransactionMode, work: (store: IDBObjectStore) => IDBRequest<T>, name = 'outbox', ms?: number): Promise<T> =>
+    use((database) => {
+      const transaction = database.transaction(name, mode);
+      const request = work(transaction.objectStore(name));
+      // Without it the browser commits after `onsuccess`, and the tab may be closed before that.
+      transaction.commit?.();
+      return new Promise((resolve, reject) => {
+        transaction.oncomplete = () => resolve(request.result);
+        transaction.onabort = () => reject(transaction.error);
+      });
+    }, ms);
   const forget = (range: IDBKeyRange | IDBValidKey) =>
     // The next tab tidies up what is left.
     void run('readwrite', (store) => store.delete(range), 'files').catch(() => {});
@@ -53,8 +83,8 @@ export async function openOutbox(name: string, closed: () => void): Promise<Omit
       // Not awaited: files of another message may be being written, which takes long.
       forget(ofMessage(clientId));
     },
-    keep: (clientId, files) => keep(database.transaction('files', 'readwrite'), clientId, files),
-    files: (clientId) => run('readonly', (store) => store.getAll(ofMessage(clientId)), 'files'),
+    keep: (clientId, files) => use(async (database) => keep(database.transaction('files', 'readwrite'), clientId, files), FILES_TIMEOUT_MS),
+    files: (clientId) => run('readonly', (store) => store.getAll(ofMessage(clientId)), 'files', FILES_TIMEOUT_MS),
     get: (name) => run('readonly', (store) => store.get(name), 'texts'),
     set: (name, text) =>
       run('readwrite', (store) => (text === undefined ? store.delete(name) : store.put(text, name)) as IDBRequest<unknown>, 'texts'),

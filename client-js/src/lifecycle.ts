@@ -4,14 +4,15 @@ import type { Dispose } from './emitter.js';
 /** The events to watch. `pageshow` also comes when a page leaves the back/forward cache. */
 const EVENTS = ['online', 'offline', 'pageshow', 'visibilitychange'];
 
-/** Calls `awake` when a visible page may have slept or lost its network, and `hidden` with whether the page is hidden: now, and
+/** Calls `awake` when a visible page may have slept or its network changed, with whether the network is away, and `hidden` with whether the page is hidden: now, and
  * after each change. Returns a function that ends it. */
-export function watchLifecycle(awake: () => void, hidden: (isHidden: boolean) => void): Dispose {
+export function watchLifecycle(awake: (isOffline: boolean) => void, hidden: (isHidden: boolean) => void): Dispose {
   const page = globalThis.document;
   const isHidden = () => page?.visibilityState === 'hidden';
   const changed = ({ type }: Event) => {
     if (type === 'visibilitychange') hidden(isHidden());
-    if (!isHidden()) awake();
+    // While the network is away, an attempt would fail. A connection that is there has to be probed, in any case.
+    if (!isHidden()) awake(type === 'offline');
   };
   // Elsewhere the application says whether somebody looks.
   if (page) hidden(isHidden());

@@ -150,8 +150,13 @@ export abstract class List<Events> extends Emitter<Events> {
     };
   }
 
+  /** Whether the first page was loaded. */
+  get loaded(): boolean {
+    return this.#begun;
+  }
+
   /** Resolves when the requested pages are loaded; rejects with the error of the last one. */
-  async loaded(): Promise<this> {
+  async whenLoaded(): Promise<this> {
     await this.#pages;
     if (this.error) throw this.error;
     return this;
@@ -244,6 +249,11 @@ export abstract class List<Events> extends Emitter<Events> {
     if (!anew && (!this.following || this.atEnd)) return;
     const isNew = anew || !this.timeline.last;
     void this.#page((read) => (isNew ? this.#load(read, anew?.at) : this.#newer(read, FILL_PAGE))).catch(() => {});
+  }
+
+  /** @internal Ends the wait before a page is requested again. The next connection requests it. */
+  protected pause(): void {
+    clearTimeout(this.#retrying);
   }
 
   async #load(read: ReadPage, around?: Seq, limit = FIRST_PAGE): Promise<void> {

@@ -1,7 +1,8 @@
 /** Sends the user's watermarks (`delivered`, `read`) to the gateway, one after the other. Those of one conversation are
- * coalesced, and each is retried until the gateway accepts it or refuses it for good. */
-import { delay, persist } from './backoff.js';
-import type { ConversationId, Seq } from './types.js';
+ * coalesced, and each is retried until the gateway accepts it or refuses it for good. Loaded with the first connection. */
+import { delay, retryDelay, unless } from './backoff.js';
+import type { ChatError } from './codes.js';
+import type { ConversationId, Millis, Seq } from './types.js';
 
 /** The time for which the watermarks of one conversation are coalesced. */
 const GATHER_MS = 200;
@@ -13,7 +14,7 @@ export class Marks {
   #ask: (mark: Mark) => Promise<unknown>;
   #pause: () => number;
   /** Watermarks to send, by type and conversation, in the order in which they are due. */
-  #wanted = new Map<string, Mark & { due: number }>();
+  #wanted = new Map<string, Mark & { due: number; at: Millis; refusals: number }>();
   /** Watermarks that the gateway has, by type and conversation. */
   #told = new Map<string, Seq>();
   #connection: AbortSignal | undefined;
@@ -25,12 +26,13 @@ export class Marks {
     this.#pause = pause;
   }
 
-  /** Queues a watermark. */
-  add(type: Mark['type'], conversation: ConversationId, seq: Seq): void {
+  /** Queues a watermark.
+   * @param at The time of the message. After a long absence there are many, and their senders look at the newest ones. */
+  add(type: Mark['type'], conversation: ConversationId, seq: Seq, at: Millis = 0): void {
     if (this.#isTold(type, conversation, seq)) return;
     const wanted = this.#wanted.get(type + conversation);
-    if (wanted) wanted.seq = Math.max(wanted.seq, seq);
-    else this.#wanted.set(type + conversation, { type, conversation, seq, due: performance.now() + GATHER_MS });
+    if (wanted) Object.assign(wanted, { seq: Math.max(wanted.seq, seq), at: Math.max(wanted.at, at) });
+    else this.#wanted.set(type + conversation, { type, conversation, seq, at, refusals: 0, due: performance.now() + GATHER_MS });
     void this.#tell();
   }
 
@@ -66,22 +68,25 @@ export class Marks {
         const all = [...this.#wanted.values()];
         const due = all.filter(({ due }) => due <= now);
         // `read` goes first, because a person caused it.
-        const mark = due.find(({ type }) => type === 'read') ?? due[0];
+        const mark = due.find(({ type }) => type === 'read') ?? due.sort((a, b) => b.at - a.at)[0];
         if (!mark) {
-          await delay(all[0]!.due - now, connection);
+          // No longer, because others may be added.
+          await delay(Math.min(GATHER_MS, ...all.map(({ due }) => due - now)), connection);
           continue;
         }
         const { type, conversation, seq } = mark;
         try {
-          if (!this.#isTold(type, conversation, seq)) await persist(() => this.#ask({ type, conversation, seq }), connection);
-        } catch {
+          if (!this.#isTold(type, conversation, seq)) await unless(connection, this.#ask({ type, conversation, seq }));
+        } catch (thrown) {
+          const error = thrown as ChatError;
           if (connection.aborted) break;
-          // A watermark that is refused for good counts as sent.
+          // A watermark that is refused for good counts as sent. After another refusal those of other conversations do not wait.
+          if (error.temporary) mark.due = performance.now() + retryDelay(error, mark.refusals++);
         }
-        if (this.#wanted.get(type + conversation) === mark) {
+        if (mark.due <= now && this.#wanted.get(type + conversation) === mark) {
           this.#told.set(type + conversation, seq);
           this.#wanted.delete(type + conversation);
-          if (mark.seq > seq) this.add(type, conversation, mark.seq);
+          if (mark.seq > seq) this.add(type, conversation, mark.seq, mark.at);
         }
         await delay(this.#pause(), connection);
       }

@@ -2,11 +2,20 @@
 import type { ChatError } from './codes.js';
 import type { ChatMessage } from './list.js';
 import type { OutboxChange, OutboxEntry } from './storage.js';
-import type { Accepted, Attachment, ConversationId, Replies, Request, Rev, Sent, Seq } from './types.js';
+import type { Accepted, Attachment, ConversationId, Millis, Replies, Request, Rev, Sent, Seq } from './types.js';
 import { type AttachOptions, Upload } from './upload.js';
 
 /** The greatest number of entries of one user. Above it, `send` rejects with `too_large`. */
 export const OUTBOX_MAX = 1_000;
+
+/** The age at which an entry is not retried any more. The gateway remembers a `clientId` for seven days. */
+export const RETRY_MAX_MS = 6 * 24 * 3600 * 1000;
+
+/** The time between two looks at what the tab with the lock should send. */
+export const WATCH_MS = 3_000;
+
+/** The time after which a storage that does not answer has failed. */
+export const STORAGE_TIMEOUT_MS = 5_000;
 
 /** A message to be sent. */
 export interface Draft {
@@ -31,8 +40,8 @@ export interface Local extends Pending {
   tried?: boolean;
   /** Whether its last change is not in the storage yet. */
   unsaved?: boolean;
-  /** Whether the storage refused it, so that no other tab can send it. */
-  unstored?: boolean;
+  /** Whether this tab sends it without the lock: the storage refused it, or the tab with the lock did not send it. */
+  alone?: boolean;
   /** The timer of `#missed`, if another tab removed it from the storage and has not said why yet. */
   missingTimer?: ReturnType<typeof setTimeout> | undefined;
   /** Whether the gateway closed the connection with 4500 while it was in flight. */
@@ -66,12 +75,13 @@ export interface OutboxHost {
   upload(conversation: ConversationId, blob: Blob, options: AttachOptions): Upload;
 }
 
-/** Returns a pending message as the list shows it. A stored message has the gateway's time. */
-export function onItsWay(entry: Pending): ChatMessage {
+/** Returns a pending message as the list shows it, with a time of the gateway.
+ * @param ahead How far the clock of the gateway is ahead. */
+export function onItsWay(entry: Pending, ahead: Millis): ChatMessage {
   const { clientId, conversation, body, attachments, replyTo, user: sender, failed: error, sent } = entry;
   const state = error ? 'failed' : sent ? 'sent' : 'sending';
   const message = { conversation, clientId, body, sender, key: clientId, kind: 'text' as const, state, error } as const;
-  return { ...message, at: sent?.at ?? entry.at, seq: sent?.seq, ...(attachments && { attachments }), ...(replyTo && { replyTo }) };
+  return { ...message, at: sent?.at ?? entry.at + ahead, seq: sent?.seq, ...(attachments && { attachments }), ...(replyTo && { replyTo }) };
 }
 
 /** Returns a request with only those fields of uploaded files that a client may send. */
@@ -81,9 +91,10 @@ export function sendable<R extends { type: string }>(request: R): R {
   return { ...request, attachments: files?.map((file) => (file.id ? { id: file.id, alt: file.alt } : file)) };
 }
 
-/** Returns an edit whose base is at least `rev`. */
-export function raised(edit: OutboxChange & { type: 'edit' }, rev: Rev = 0): OutboxChange {
-  return { ...edit, baseRev: Math.max(edit.baseRev, rev) };
+/** Returns what the storage keeps of an entry. */
+export function plainOf(entry: Local): OutboxEntry {
+  const { sent: _, tried: __, unsaved: ___, alone: ____, suspect: _____, missingTimer: ______, files: _______, ...plain } = entry;
+  return plain;
 }
 
 /** Returns what a change is about. `react` and `unreact` with one emoji are about the same. */

@@ -104,7 +104,7 @@ export class OutboxFiles {
         files[at] = Object.assign(this.#of.host.upload(conversation, kept[i]!, attachments[at]!), known);
       entry.files = files;
     } catch (error) {
-      if (error instanceof ChatError) await this.#of.fail(entry, error);
+      if (error instanceof ChatError && !error.temporary) await this.#of.fail(entry, error);
       else this.#of.host.failed(error as Error);
     }
   }

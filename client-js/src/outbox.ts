@@ -2,26 +2,21 @@
  * time, and a message one change, so they keep their order. Each is sent until it is acknowledged or refused for good. A
  * message has a `clientId` and an edit a `baseRev`, so that sending again does no harm. Among the tabs of a browser, the one
  * that holds the lock sends for all. */
-import { delay, retryDelay, within } from './backoff.js';
-import { keysOf, sameText } from './changes.js';
+import { backoff, delay, retryDelay, within } from './backoff.js';
+import { keysOf } from './changes.js';
 import { BAD_FRAME, ChatError, type ErrorCode } from './codes.js';
 import { uuid } from './ids.js';
 import type { ChangeRequest, Draft, Local, Note, OutboxHost, Pending, Text, Waiting } from './outbox-entry.js';
-import { OUTBOX_MAX, raised, remember, shown, uploadsOf, whatOf } from './outbox-entry.js';
+import { OUTBOX_MAX, plainOf, RETRY_MAX_MS, remember, STORAGE_TIMEOUT_MS, shown, uploadsOf, WATCH_MS, whatOf } from './outbox-entry.js';
 import type { OutboxFiles } from './outbox-files.js';
+import { adopt, editBefore, editsOver, isLate, isReady, merged, raised } from './outbox-rules.js';
 import type { OutboxChange, OutboxEntry, OutboxStorage } from './storage.js';
 import { Tabs } from './tabs.js';
 import type { Accepted, Attachment, ConversationId, Rev, Sent, Seq, UserId } from './types.js';
 import { Upload } from './upload.js';
 
-export { OUTBOX_MAX, type Pending } from './outbox-entry.js';
-
-/** The age at which an entry is not retried any more. The gateway remembers a `clientId` for seven days. */
-const RETRY_MAX_MS = 6 * 24 * 3600 * 1000;
 /** The time within which the note of another tab comes. The storage may show earlier what the note tells. */
 const NOTE_MS = 1_000;
-/** The time after which a storage that does not answer has failed. */
-const STORAGE_TIMEOUT_MS = 5_000;
 
 /** The outbox of one user and one gateway. */
 export class Outbox {
@@ -45,10 +40,15 @@ export class Outbox {
   /** The connection for which this tab holds the lock. */
   #turn: AbortSignal | undefined;
   #tabs: Tabs;
+  /** Whether another tab told since the last look that it sent something. */
+  #hasNews = false;
   /** The code for files, once it is needed. */
   #files: Promise<OutboxFiles> | undefined;
   /** The number of times this tab changed the storage. */
   #writes = 0;
+  /** The number of writes in a row that failed, and the timer for the next one. */
+  #failures = 0;
+  #storing: ReturnType<typeof setTimeout> | undefined;
   /** The time when another tab called `logout()`. Entries written before are not loaded again. */
   #cleared = 0;
 
@@ -87,17 +87,8 @@ export class Outbox {
     return this.#add({ conversation, body: '', change, over: this.#editBefore(conversation, change, from) }) as Promise<Accepted>;
   }
 
-  /** Returns the client id of the last waiting edit of the same message, with the text `from`; empty if there is none. */
   #editBefore(conversation: ConversationId, change: OutboxChange, from?: Text): string | undefined {
-    if (change.type !== 'edit') return;
-    const [key] = keysOf(change);
-    // An edit without attachments kept those of the message.
-    const isBefore = ({ failed, change: other }: Pending) =>
-      !failed &&
-      other?.type === 'edit' &&
-      keysOf(other)[0] === key &&
-      (!from || sameText({ ...other, attachments: other.attachments ?? from.attachments }, from));
-    return this.changesOf(conversation).filter(isBefore).at(-1)?.clientId ?? '';
+    return change.type === 'edit' ? editBefore(this.changesOf(conversation), change, from) : undefined;
   }
 
   /** Returns the seq of a message that the user sent, if it is known. */
@@ -216,6 +207,21 @@ export class Outbox {
     // No other tab can send the entries that could not be stored, so they need no lock.
     this.#sendAll();
     void this.#tabs.locked('', turn, signal);
+    this.#watch(signal);
+  }
+
+  /** Looks every few seconds whether the tab with the lock sends. One that shows a dialog, or is being debugged, keeps the lock and
+   * does nothing. What it does not send is sent without the lock: the gateway stores it once. */
+  #watch(connection: AbortSignal): void {
+    const look = () => {
+      if (this.#turn === connection) return;
+      const late = [...this.#entries.values()].filter((entry) => !this.#hasNews && isLate(entry));
+      this.#hasNews = false;
+      for (const entry of late) entry.alone = entry.tried = true;
+      if (late[0]) this.#sendAll();
+      this.#watch(connection);
+    };
+    delay(WATCH_MS, connection).then(look, () => {});
   }
 
   /** Deletes everything that is stored for this user and this gateway. Other tabs drop their entries. */
@@ -252,6 +258,9 @@ export class Outbox {
 
   #drop(why = 'disconnect() was called'): void {
     this.reject(new ChatError('closed', why));
+    clearTimeout(this.#storing);
+    this.#storing = undefined;
+    for (const entry of this.#entries.values()) this.#stopWaiting(entry);
     this.#entries.clear();
     this.#seqs.clear();
     this.#revs.clear();
@@ -271,9 +280,9 @@ export class Outbox {
     return waiting;
   }
 
-  /** Whether an entry is for this gateway. Entries of earlier versions name none. */
-  #isOurs({ gateway, at }: OutboxEntry): boolean {
-    return at > this.#cleared && (gateway === undefined || gateway === this.#scope);
+  /** Whether a value of the storage is an entry for this gateway. Entries of earlier versions name none. */
+  #isOurs(entry: OutboxEntry | undefined): boolean {
+    return !!entry?.clientId && entry.at > this.#cleared && (entry.gateway ?? this.#scope) === this.#scope;
   }
 
   #queue(entry: Local): void {
@@ -331,26 +340,18 @@ export class Outbox {
       for (const entry of stored) {
         // It was acknowledged, and its removal failed or is late. Sent again, it could undo a later change.
         if (this.#revs.has(entry.clientId)) {
-          this.#storage.remove(entry.clientId).catch((error) => this.#host.failed(error));
+          void this.#write(() => this.#storage.remove(entry.clientId));
           continue;
         }
         if (entry.gateway === undefined) {
-          // It may be meant for another gateway, so the user decides whether to send it.
-          const message = 'written for an unknown gateway: retry or discard it';
-          Object.assign(entry, { gateway: this.#scope, failed: entry.failed ?? { code: 'expired', message } });
-          this.#storage.put(entry).catch((error) => this.#host.failed(error));
+          adopt(entry, this.#scope);
+          void this.#write(() => this.#storage.put(entry));
         }
         const known = this.#entries.get(entry.clientId);
         this.#stopWaiting(known);
-        const same = known && !known.failed === !entry.failed;
-        const local: Local = same ? known : { ...known, ...entry, failed: entry.failed, files: undefined };
-        // Another tab uploads its files.
-        if (same && known.uploads && !known.files && !known.unsaved)
-          Object.assign(known, { attachments: entry.attachments, uploads: entry.uploads, kept: entry.kept });
-        // Another tab may have changed it. Its own last change may not be in the storage yet.
-        if (same && !known.unsaved && entry.change) known.change = entry.change;
         // Another tab, or an earlier one, may have sent it.
-        if (!same || (this.#storage.shared && this.#turn !== this.#connection)) local.tried = true;
+        const local = merged(known, entry, this.#storage.shared && this.#turn !== this.#connection);
+        if (entry.dm) this.dms.set(entry.conversation, entry.dm);
         now.push(local);
         // The gateway refused it in another tab.
         if (entry.failed) this.#settle(entry.clientId)?.reject(new ChatError(entry.failed.code as ErrorCode, entry.failed.message));
@@ -366,6 +367,11 @@ export class Outbox {
     } catch (error) {
       this.#host.failed(error as Error);
     }
+  }
+
+  /** Changes the storage, and reports a failure only. */
+  #write(work: () => Promise<unknown>): Promise<unknown> {
+    return within(STORAGE_TIMEOUT_MS, work).catch((error) => this.#host.failed(error));
   }
 
   /** Waits for the note about an entry that is gone. Without one the entry is sent again: the gateway returns the seq of a
@@ -403,18 +409,24 @@ export class Outbox {
   async #store(entry: Local, remove = false): Promise<void> {
     this.#host.changed(entry.conversation);
     if (!this.#user || (entry.files && !entry.uploads && !remove)) return;
-    const { sent: _, tried: __, unsaved: ___, unstored: ____, suspect: _____, missingTimer: ______, files: _______, ...plain } = entry;
+    const plain = plainOf(entry);
     entry.unsaved = !remove;
     this.#writes++;
     return within(STORAGE_TIMEOUT_MS, () => (remove ? this.#storage.remove(plain.clientId) : this.#storage.put(plain))).then(
       () => {
         entry.unsaved = false;
+        this.#failures = 0;
         this.#tabs.tell({});
       },
       (error) => {
-        this.#host.failed(error as Error);
-        // It stays in memory and is sent from there.
-        entry.unstored = entry.tried = true;
+        if (!this.#failures) this.#host.failed(error as Error);
+        // It is sent from memory. Without a connection it has to be stored, so that it survives the tab.
+        const again = () => {
+          this.#storing = undefined;
+          for (const entry of this.#entries.values()) if (entry.unsaved && entry.alone) void this.#store(entry);
+        };
+        this.#storing ??= setTimeout(again, backoff(this.#failures++));
+        entry.alone = entry.tried = true;
         this.#send(entry.conversation);
       },
     );
@@ -432,6 +444,7 @@ export class Outbox {
     const [clientId] = accepted ?? sent ?? [];
     if (!clientId) return void this.#load().then(() => this.#sendAll());
     const entry = this.#entries.get(clientId);
+    this.#hasNews = true;
     if (accepted) {
       remember(this.#revs, ...accepted);
       if (entry) {
@@ -468,17 +481,8 @@ export class Outbox {
     return [...this.#entries.values()].find((entry) => entry.suspect && this.#isDue(entry));
   }
 
-  #isDue({ failed, sent, unstored, missingTimer, change, files, uploads }: Local): boolean {
-    // A change waits until its message has a seq.
-    return (
-      !failed &&
-      !sent &&
-      !files &&
-      !uploads &&
-      !missingTimer &&
-      !(change && 'of' in change) &&
-      (unstored || this.#turn === this.#connection)
-    );
+  #isDue(entry: Local): boolean {
+    return isReady(entry) && (!!entry.alone || this.#turn === this.#connection);
   }
 
   /** Begins to send the entries of a conversation that no earlier one holds up, as long as the connection and the lock last. */
@@ -584,16 +588,11 @@ export class Outbox {
 
   /** Raises and stores the base of the edits that were written over an acknowledged one, and of those over them.
    * @param onlyMine Whether only the edits with a promise of this tab are stored. */
-  #raise({ clientId, conversation, change }: Local, rev: Rev, onlyMine = false): void {
-    if (change?.type !== 'edit') return;
-    const before = new Set([clientId]);
-    for (const other of this.changesOf(conversation)) {
-      const later = other.change!;
-      if (other.clientId === clientId || later.type !== 'edit') continue;
-      if (other.over === undefined ? later.seq !== change.seq : !before.has(other.over)) continue;
-      before.add(other.clientId);
-      if (later.baseRev >= rev || (onlyMine && !this.#waiting.has(other.clientId))) continue;
-      other.change = raised(later, rev);
+  #raise(entry: Local, rev: Rev, onlyMine = false): void {
+    for (const other of editsOver(this.changesOf(entry.conversation), entry)) {
+      const edit = other.change as OutboxChange & { type: 'edit' };
+      if (edit.baseRev >= rev || (onlyMine && !this.#waiting.has(other.clientId))) continue;
+      other.change = raised(edit, rev);
       this.#store(other);
     }
   }

@@ -6,15 +6,19 @@ import type { Inbox } from './inbox.js';
 import { isMuted } from './muting.js';
 import type { ClientEvents, PushOptions, RequestOptions } from './options.js';
 import type { OutboxStorage } from './storage.js';
-import type { AppToken, ConversationId, InboxItem, Replies, Request, WebSubscription } from './types.js';
+import type { AppToken, ConversationId, InboxItem, Millis, Replies, Request, WebSubscription } from './types.js';
 
 /** The time limit for removing a device, so that signing out does not wait for long. */
 const REMOVE_TIMEOUT_MS = 3_000;
+/** The time limit for another tab that registers the device. */
+const LOCK_TIMEOUT_MS = 3_000;
 
 /** What pushes need of the client. */
 export interface PushHost {
   readonly inbox: Inbox;
   request<R extends Request>(request: R, options?: RequestOptions): Promise<Replies[R['type']]>;
+  /** Returns the time of the gateway. */
+  now(): Millis;
   /** Whether the list of a conversation is open. */
   isOpen(conversation: ConversationId): boolean;
   emit(name: 'open', event: ClientEvents['open']): void;
@@ -74,14 +78,21 @@ export class Push {
 
   async #kept(): Promise<Kept | undefined> {
     if (this.#known) return this.#known;
-    const text = await this.#storage.get?.(this.#name).catch(() => undefined);
-    return text === undefined ? undefined : (JSON.parse(text) as Kept);
+    try {
+      const text = await this.#storage.get?.(this.#name);
+      return text ? (JSON.parse(text) as Kept) : undefined;
+    } catch {
+      // It is registered anew.
+      return undefined;
+    }
   }
 
   async #keep(kept: Kept | undefined): Promise<void> {
     this.#known = kept;
     // A browser that refuses to store can still get pushes, until the page is closed.
-    await this.#storage.set?.(this.#name, kept && JSON.stringify(kept)).catch(() => {});
+    try {
+      await this.#storage.set?.(this.#name, kept && JSON.stringify(kept));
+    } catch {}
   }
 
   /** Tells the service workers from now on which conversations are read, and answers them which are open. */
@@ -107,7 +118,7 @@ export class Push {
     const fresh = read.filter((conversation) => !this.#read.has(conversation));
     this.#read = new Set(read);
     if (!fresh.length) return;
-    const counted = items.filter((item) => item.kind !== 'channel' && !isMuted(item));
+    const counted = items.filter((item) => item.kind !== 'channel' && !isMuted(item, this.#host.now()));
     const badge = counted.reduce((sum, { unread }) => sum + unread, 0);
     registrations().then(
       (workers) => workers.forEach(({ active }) => active?.postMessage({ type: 'chat-gateway:read', conversations: fresh, badge })),
@@ -124,10 +135,22 @@ function addressOf(target: WebSubscription | AppToken) {
   return { provider: 'web' as const, subscription: { endpoint, keys: { p256dh, auth } } };
 }
 
-/** Calls `work` when no other tab does the same. */
+/** Calls `work` when no other tab does the same. A tab that shows a dialog keeps its lock, and is not waited for. */
 async function locked<T>(name: string, work: () => Promise<T>): Promise<T> {
   const locks = globalThis.navigator?.locks;
-  return locks ? await locks.request(`chat ${name}`, work) : work();
+  if (!locks) return work();
+  const over = new AbortController();
+  const timer = setTimeout(() => over.abort(), LOCK_TIMEOUT_MS);
+  const begin = () => {
+    clearTimeout(timer);
+    return work();
+  };
+  try {
+    return await locks.request(`chat ${name}`, { signal: over.signal }, begin);
+  } catch (error) {
+    if (over.signal.aborted) return work();
+    throw error;
+  }
 }
 
 /** Returns the service workers of this page's origin. */

@@ -7,6 +7,7 @@ import type { State } from './connection.js';
 import type { Conversation, ConversationView } from './conversation.js';
 import type { ChatMessage } from './list.js';
 import type { ConversationId, InboxItem, Presence, Seq, UserId } from './types.js';
+import type { Upload } from './upload.js';
 
 /** The state of a client that was not started, for server rendering and hydration. */
 const IDLE: State = { at: 'idle' };
@@ -81,6 +82,39 @@ export function usePresence(client: ChatClient, user: UserId | undefined): Prese
     useCallback((show) => client.on('presence', show), [client]),
     () => (user === undefined ? undefined : client.presence(user)),
     () => undefined,
+  );
+}
+
+/** An immutable view of an upload, for a component to render. */
+export type UploadView = Pick<Upload, 'state' | 'sent' | 'size' | 'error' | 'metadata'>;
+
+const uploads = new WeakMap<Upload, UploadView>();
+
+/** Returns the current view: the same object until the upload changes. */
+function viewOf(upload: Upload): UploadView {
+  const { state, sent, size, error, metadata } = upload;
+  const known = uploads.get(upload);
+  if (known && known.state === state && known.sent === sent && known.error === error && known.metadata === metadata) return known;
+  const view = { state, sent, size, error, metadata };
+  uploads.set(upload, view);
+  return view;
+}
+
+/** Returns the progress and the state of an upload that `conversation.attach()` returned. */
+export function useUpload(upload: Upload): UploadView {
+  const view = () => viewOf(upload);
+  return useSyncExternalStore(
+    useCallback(
+      (show) => {
+        const ends = [upload.on('progress', show), upload.on('state', show)];
+        return () => {
+          for (const end of ends) end();
+        };
+      },
+      [upload],
+    ),
+    view,
+    view,
   );
 }
 

@@ -92,6 +92,8 @@ export class Transfers implements Sender {
       } catch (thrown) {
         if (signal.aborted) throw signal.reason;
         const error = thrown as ChatError;
+        // Such as `fetch` in an environment without it.
+        if (thrown instanceof ReferenceError) throw new ChatError('invalid', thrown.message, { cause: thrown });
         // Any other error is one of `fetch`: the network broke, or the file cannot be read.
         if (!(error instanceof ChatError)) await checkReadable(upload.blob, upload.sent);
         if (upload.sent > sent) tries.attempt = tries.refusals = 0;

@@ -29,4 +29,8 @@ export class Typists {
     clearTimeout(this.#timers.get(user));
     if (this.#timers.delete(user)) this.#changed();
   }
+
+  clear(): void {
+    for (const user of this.users) this.stopped(user);
+  }
 }

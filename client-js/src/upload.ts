@@ -1,5 +1,5 @@
 /** A file that is being uploaded. The code that sends it is loaded with the first one. */
-import { unless } from './backoff.js';
+import { onAbort, unless } from './backoff.js';
 import { ChatError } from './codes.js';
 import { Emitter } from './emitter.js';
 import type { Attachment, AttachmentId, ConversationId } from './types.js';
@@ -20,7 +20,7 @@ export interface AttachOptions {
   name?: string;
   /** A description for people who cannot see the file. */
   alt?: string;
-  /** Ends the upload as `abort()` does. */
+  /** Ends the upload as `abort()` does, until it is ready. */
   signal?: AbortSignal;
 }
 
@@ -57,6 +57,9 @@ export class Upload extends Emitter<UploadEvents> {
   done!: Promise<AttachmentId>;
   #sender: () => Promise<Sender>;
   #over!: AbortController;
+  #signal: AbortSignal | undefined;
+  /** Ends listening to the signal. */
+  #off: (() => void) | undefined;
 
   /** @internal */
   constructor(conversation: ConversationId, blob: Blob, { name, alt, signal }: AttachOptions, sender: () => Promise<Sender>) {
@@ -67,10 +70,9 @@ export class Upload extends Emitter<UploadEvents> {
     this.size = blob.size;
     this.alt = alt;
     this.#sender = sender;
+    this.#signal = signal;
     this.#start();
-    const abort = () => this.abort();
-    if (signal?.aborted) abort();
-    signal?.addEventListener('abort', abort);
+    if (signal?.aborted) this.abort();
   }
 
   /** Ends the upload, or gives up a file that no message has. The state is then `failed`. */
@@ -112,6 +114,8 @@ export class Upload extends Emitter<UploadEvents> {
   #start(): void {
     this.#over = new AbortController();
     this.set('waiting');
+    this.#off?.();
+    this.#off = this.#signal && onAbort(this.#signal, () => this.abort());
     this.#set(this.#run(this.#over.signal));
   }
 
@@ -134,6 +138,9 @@ export class Upload extends Emitter<UploadEvents> {
       // After `abort()` it may have begun again.
       if (!signal.aborted) this.set('failed', error as ChatError);
       throw error;
+    } finally {
+      // One signal may be for many uploads.
+      if (signal === this.#over.signal) this.#off?.();
     }
   }
 }

@@ -186,7 +186,7 @@ describe('an edit that began before the text changed', () => {
     const client = await connect();
     const list = client.conversation('c');
     list.open({ at: 5 });
-    await list.loaded();
+    await list.whenLoaded();
     const { edit } = server.answers;
     let release = () => {};
     server.answers.edit = (request) => {

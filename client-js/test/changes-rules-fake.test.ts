@@ -152,7 +152,7 @@ describe('the rules for a client', () => {
     const client = await connect();
     const list = client.conversation('c');
     const close = list.open();
-    await list.loaded();
+    await list.whenLoaded();
     close();
     server.isDeaf = true;
     for (const body of ['a', 'b']) server.change('bob', { type: 'edit', seq: 2, body });

@@ -18,7 +18,7 @@ afterAll(() => gateway.close());
 async function open(client: ChatClient, id: string): Promise<Conversation> {
   const conversation = client.conversation(id);
   conversation.open();
-  await conversation.loaded();
+  await conversation.whenLoaded();
   return conversation;
 }
 async function behind(): Promise<{ proxy: BadNetwork; url: string }> {

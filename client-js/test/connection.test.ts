@@ -76,8 +76,9 @@ describe('a client', () => {
     vi.spyOn(Math, 'random').mockReturnValue(0.5);
     server = new FakeServer();
   });
-  afterEach(() => {
+  afterEach(async () => {
     client.disconnect();
+    await settle();
     expect(vi.getTimerCount(), 'no timer is left').toBeLessThanOrEqual(0);
     vi.useRealTimers();
     vi.restoreAllMocks();

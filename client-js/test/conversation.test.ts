@@ -36,10 +36,10 @@ describe('a list', () => {
     const [alice, bob] = [await gateway.connect(a), await gateway.connect(b)];
     const hers = await alice.createGroup({ name: 'Lunch', participants: [b] });
     hers.open();
-    await hers.loaded();
+    await hers.whenLoaded();
     const his = bob.conversation(hers.id);
     his.open();
-    await his.loaded();
+    await his.whenLoaded();
     await hers.send('Hungry?');
     await his.send('Always');
     await until(() => hers.messages.length === 3 && his.messages.length === 3);
@@ -52,12 +52,28 @@ describe('a list', () => {
     expect(hers.messages.map(({ state }) => state)).toEqual([undefined, expect.any(String), undefined]);
   });
 
+  test('of a new direct chat has the name of the other user, also in a later client', async () => {
+    const [a, b] = [user('alice'), user('bob')];
+    const alice = await gateway.connect(a);
+    const dm = await alice.dm(b);
+    expect(dm.name).toBe(b);
+    const later = (await gateway.connect(a)).conversation(dm.id);
+    expect([later.name, later.loaded]).toEqual(['', false]);
+    let changes = 0;
+    later.on('change', () => changes++);
+    const close = later.open();
+    await later.whenLoaded();
+    expect(later.loaded).toBe(true);
+    await until(() => later.name === b && changes > 0);
+    close();
+  });
+
   test('begins empty, and then has the first message', async () => {
     const [a, b] = [user('alice'), user('bob')];
     const [alice, bob] = [await gateway.connect(a), await gateway.connect(b)];
     const dm = await alice.dm(b);
     dm.open();
-    await dm.loaded();
+    await dm.whenLoaded();
     expect(dm.messages).toEqual([]);
     expect(dm.atStart && dm.atEnd).toBe(true);
     await (await bob.dm(a)).send('hello');
@@ -71,7 +87,7 @@ describe('a list', () => {
     const [alice, bob] = [await gateway.connect(a, {}, await proxy.start()), await gateway.connect(b)];
     const dm = await alice.dm(b);
     dm.open();
-    await dm.loaded();
+    await dm.whenLoaded();
     proxy.mode = 'refused';
     await (await bob.dm(a)).send('one');
     await bob.conversation(dm.id).send('two');
@@ -85,7 +101,7 @@ describe('a list', () => {
     const reader = await gateway.connect('reader');
     const long = reader.conversation(LONG);
     long.open();
-    await long.loaded();
+    await long.whenLoaded();
     expect(seqs(long).at(-1)).toBe(2001);
     expect(long.atEnd).toBe(true);
     while (!long.atStart) {
@@ -113,7 +129,7 @@ describe('a list', () => {
     const reader = await gateway.connect('reader');
     const long = reader.conversation(LONG);
     const [one, two] = [long.open(), long.open()];
-    await long.loaded();
+    await long.whenLoaded();
     one();
     one();
     await new Promise((resolve) => setTimeout(resolve, 2_800));
@@ -157,7 +173,7 @@ describe('a list', () => {
     const channel = await alice.createChannel({ name: 'News', public: true });
     const looked = guest.conversation(channel.id);
     looked.open();
-    await looked.loaded();
+    await looked.whenLoaded();
     await looked.subscribe();
     await channel.send('one');
     await until(() => seqs(looked).at(-1) === 2);
@@ -182,7 +198,7 @@ describe('states of messages', () => {
     const [alice, bob] = [await gateway.connect(a), await gateway.connect(b)];
     const hers = await alice.dm(b);
     hers.open();
-    await hers.loaded();
+    await hers.whenLoaded();
     const stateOf = () => hers.messages.at(-1)?.state;
     bob.disconnect();
     await hers.send('Are you there?');
@@ -192,7 +208,7 @@ describe('states of messages', () => {
     const his = bob.conversation(hers.id);
     // Bob's client did not know the conversation, so it opens it now.
     his.open();
-    await his.loaded();
+    await his.whenLoaded();
     await hers.send('Hello?');
     await until(() => stateOf() === 'delivered');
     his.read();
@@ -206,7 +222,7 @@ describe('states of messages', () => {
     const [alice, bob, carol] = await Promise.all(names.map((name) => gateway.connect(name)));
     const hers = await alice!.createGroup({ name: 'G', participants: names.slice(1) });
     hers.open();
-    await hers.loaded();
+    await hers.whenLoaded();
     await until(() => hers.details?.participantCount === 3);
     await hers.send('all');
     bob!.conversation(hers.id).read(2);

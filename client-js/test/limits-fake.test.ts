@@ -139,7 +139,7 @@ test('a list that could not restart after a resync is retried', async () => {
   await client.connect();
   const list = client.conversation('c');
   list.open();
-  await list.loaded();
+  await list.whenLoaded();
   server.answers.history = () => undefined;
   server.socket.say({ type: 'resync', conversation: 'c', head: 5_000 });
   await vi.advanceTimersByTimeAsync(15_500);

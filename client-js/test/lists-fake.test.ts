@@ -117,8 +117,26 @@ test('watermarks are sent one at a time, and a failed one is retried without a f
   await connect(server);
   await until(() => told.length >= 150);
   await settled();
-  expect(told).toEqual(ids);
+  expect(told.sort()).toEqual(ids.sort());
   expect(server.received('delivered')).toHaveLength(153);
+});
+
+test('of many watermarks those of the newest messages are sent first, and one that is refused delays no other', async () => {
+  const server = new FakeServer();
+  const last = (at: number) => ({ last_message: { seq: 3, message_id: 'm', at, sender: 'bob', kind: 'text', preview: 'x' } });
+  server.answers.inbox = () => ({ type: 'inbox', items: [10, 30, 20].map((at) => item(`c${at}`, 3, last(at))) });
+  const told: string[] = [];
+  server.answers.delivered = ({ conversation }) => {
+    if (conversation === 'c20') return { type: 'error', code: 'unavailable', message: 'no owner', retry_after_ms: 600_000 };
+    // Messages come while others wait.
+    if (!told.length) server.socket.say({ ...message('c10', 4), at: 40 });
+    told.push(conversation as string);
+    return { type: 'ok' };
+  };
+  await connect(server);
+  await until(() => told.length >= 2);
+  await until(() => server.received('delivered').length >= 3);
+  expect(server.received('delivered').map(({ conversation }) => conversation)).toEqual(['c30', 'c10', 'c20']);
 });
 
 test('an acknowledged message has the time of the gateway and no field of the outbox', async () => {
@@ -128,7 +146,7 @@ test('an acknowledged message has the time of the gateway and no field of the ou
   const client = await connect(server);
   const list = client.conversation('c');
   list.open();
-  await list.loaded();
+  await list.whenLoaded();
   await list.send('hello');
   const [shown] = list.messages;
   expect(shown).toMatchObject({ body: 'hello', at: 42, seq: 1, state: 'sent', sender: 'alice' });
@@ -142,7 +160,7 @@ test('10,000 messages cause few changes of a list, and little work each', async 
   const client = await connect(server);
   const list = client.conversation('c');
   list.open();
-  await list.loaded();
+  await list.whenLoaded();
   let changes = 0;
   list.on('change', () => changes++);
   await settled();
@@ -178,7 +196,7 @@ test('the window is an option, and a reader of its older half keeps their messag
   const client = await connect(server, { window: 50 });
   const list = client.conversation('c');
   list.open();
-  await list.loaded();
+  await list.whenLoaded();
   await list.loadOlder(20);
   const first = list.messages[0]!.seq;
   expect(list.messages).toHaveLength(50);
@@ -204,7 +222,7 @@ test('a message that comes while the first page is loaded is in the list', async
   const client = await connect(server);
   const list = client.conversation('c');
   list.open();
-  await list.loaded();
+  await list.whenLoaded();
   expect(list.messages.at(-1)!.seq).toBe(110);
   expect(list.atEnd).toBe(true);
 });
@@ -216,11 +234,11 @@ test('a list that is opened again has the messages that came in between', async 
   const client = await connect(server);
   const list = client.conversation('c');
   const close = list.open();
-  await list.loaded();
+  await list.whenLoaded();
   close();
   server.socket.say(message('c', ++head));
   list.open();
-  await list.loaded();
+  await list.whenLoaded();
   expect(list.messages.at(-1)!.seq).toBe(31);
   expect(list.atEnd).toBe(true);
 });
@@ -232,7 +250,7 @@ test('a list that is far behind catches up to the newest message', async () => {
   const client = await connect(server);
   const list = client.conversation('c');
   list.open();
-  await list.loaded();
+  await list.whenLoaded();
   server.socket.say({ type: 'conversation', conversation: 'c', change: 'removed' });
   server.socket.say({ type: 'conversation', conversation: 'c', change: 'added' });
   head = 1_000;
@@ -246,7 +264,8 @@ test('a conversation is one object while it is held, and has its properties', as
   const server = new FakeServer();
   server.answers.inbox = () => ({ type: 'inbox', items: [item('c', 2)] });
   const client = await connect(server);
-  await until(() => client.inbox.loaded);
+  expect(await client.inbox.whenLoaded()).toBe(client.inbox);
+  expect([client.inbox.loaded, client.inbox.items.length]).toEqual([true, 1]);
   const held = client.conversation('c');
   expect(client.conversation('c')).toBe(held);
   expect([held.name, held.kind, held.unread, held.canSend]).toEqual(['c', 'group', 2, true]);
@@ -282,7 +301,7 @@ test('conversations without a holder are collected', async () => {
     const conversation = client.conversation(id);
     refs.push(new WeakRef(conversation));
     const [close, off] = [conversation.open(), conversation.on('change', () => {})];
-    await conversation.loaded();
+    await conversation.whenLoaded();
     off();
     return close;
   };

@@ -25,7 +25,7 @@ test('a list follows a busy conversation behind a network that batches for 25 ms
   for (let round = 0; round < 5; round++) {
     const list = (await gateway.connect(b, {}, url)).conversation(group.id);
     list.open();
-    await list.loaded();
+    await list.whenLoaded();
     const { head } = list;
     await until(() => list.messages.at(-1)!.seq! > head + 20, 'the list follows');
     lists.push(list);
@@ -43,7 +43,7 @@ test('a user who was removed and added again gets new messages, also their own',
   const hers = await alice.createGroup({ name: 'G', participants: [b] });
   const his = bob.conversation(hers.id);
   his.open();
-  await his.loaded();
+  await his.whenLoaded();
   await hers.remove(b);
   await until(() => his.removed);
   for (let i = 0; i < 5; i++) await hers.send(`without ${i}`);

@@ -39,7 +39,7 @@ async function pair(): Promise<{ hers: Conversation; his: Conversation; seen: Me
   const his = bob.conversation(hers.id);
   for (const conversation of [hers, his]) {
     conversation.open();
-    await conversation.loaded();
+    await conversation.whenLoaded();
   }
   return { hers, his, seen, bob, proxy };
 }

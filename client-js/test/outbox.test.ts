@@ -30,7 +30,7 @@ describe.each([
     const alice = await gateway.connect(a, { storage: make() }, await proxy.start());
     const dm = await alice.dm(b);
     dm.open();
-    await dm.loaded();
+    await dm.whenLoaded();
     proxy.mode = 'refused';
     await until(() => alice.state.at === 'waiting');
     const sent = [dm.send('one'), dm.send('two'), dm.send('three')];
@@ -125,7 +125,7 @@ test('a message that is refused for good can be retried or discarded, and delays
   const group = await bob.createGroup({ name: 'G', participants: [alice.user!] });
   const hers = alice.conversation(group.id);
   hers.open();
-  await hers.loaded();
+  await hers.whenLoaded();
   await group.remove(alice.user!);
   await until(() => hers.removed);
   const [first, second] = [hers.send('one'), hers.send('two')];

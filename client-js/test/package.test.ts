@@ -1,6 +1,6 @@
 /** The package as its users get it: packed, and installed into an empty project. The examples run unchanged. */
 import { execFile, spawn } from 'node:child_process';
-import { mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
+import { mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
@@ -61,6 +61,22 @@ test('both entries export the same names, and React is in its own entry', async 
   expect(Object.keys(dependencies)).toEqual(['@msgpack/msgpack']);
   for (const entry of ['index.js', 'index.cjs'])
     expect(readFileSync(join(HERE, 'dist', entry), 'utf8')).not.toMatch(/(from |require\()["']react/);
+});
+
+test('the types have nothing internal, and compile in a strict project', async () => {
+  for (const name of readdirSync(join(HERE, 'dist')).filter((name) => /\.d\.c?ts$/.test(name)))
+    expect(readFileSync(join(HERE, 'dist', name), 'utf8'), name).not.toContain('@internal');
+  const program = `import { ChatClient, type Upload } from '@chat-gateway/client';
+    const chat = new ChatClient('ws://127.0.0.1', { token: 't' });
+    export const name: string = chat.conversation('c').name;
+    export const at: number = chat.now();
+    export const off: () => void = chat.watch(['bob']);
+    export const sent = (upload: Upload): number => upload.sent;
+    // @ts-expect-error: it is internal.
+    chat.outbox;`;
+  writeFileSync(join(project, 'strict.mts'), program);
+  const options = ['--strict', '--noEmit', '--target', 'es2022', '--lib', 'es2022,dom', '--module', 'nodenext'];
+  await run(join(HERE, 'node_modules/.bin/tsc'), [...options, 'strict.mts'], { cwd: project });
 });
 
 test('the example for Node sends and receives', async () => {

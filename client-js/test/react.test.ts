@@ -4,7 +4,8 @@ import { createRoot } from 'react-dom/client';
 import { renderToString } from 'react-dom/server';
 import { afterEach, expect, test, vi } from 'vitest';
 import { ChatClient } from '../src/index.js';
-import { useConnection, useConversation, useInbox, usePresence } from '../src/react.js';
+import { useConnection, useConversation, useInbox, usePresence, useUpload } from '../src/react.js';
+import { Upload } from '../src/upload.js';
 import { FakeServer } from './support/fake-server.js';
 import { until } from './support/gateway.js';
 
@@ -78,7 +79,7 @@ test('server rendering does not depend on the state of the client, and React doe
   renderToString(element);
   await client.connect();
   const close = client.conversation('c').open();
-  await client.conversation('c').loaded();
+  await client.conversation('c').whenLoaded();
   renderToString(element);
   expect(seen).toEqual([seen[0], seen[0]]);
   expect(seen[0]).toEqual({ at: 'idle', loaded: false, online: undefined, bodies: [] });
@@ -86,4 +87,28 @@ test('server rendering does not depend on the state of the client, and React doe
   errors.mockRestore();
   close();
   client.disconnect();
+});
+
+function Progress({ upload, seen }: { upload: Upload; seen: unknown[] }) {
+  const { state, sent, size, error } = useUpload(upload);
+  seen.push([state, sent, size, error]);
+  return null;
+}
+
+test('useUpload shows the progress and the end of an upload', async () => {
+  let end = (_: string) => {};
+  const sender = { run: () => new Promise<string>((resolve) => (end = resolve)), drop() {} };
+  const upload = new Upload('c', new Blob(['four']), {}, async () => sender);
+  const seen: unknown[] = [];
+  const root = createRoot(container());
+  root.render(createElement(Progress, { upload, seen }));
+  await until(() => seen.length);
+  upload.set('uploading');
+  upload.progress(3);
+  await until(() => `${seen.at(-1)}` === 'uploading,3,4,');
+  end('file');
+  await until(() => `${seen.at(-1)}` === 'ready,3,4,');
+  // It is rendered once for each change.
+  expect(seen.length).toBeLessThanOrEqual(4);
+  root.unmount();
 });

@@ -273,6 +273,9 @@ describe('a stored message', () => {
     await client.connect();
     await client.conversation('c').send('one');
     expect(errors.some(({ cause }) => (cause as Error | undefined)?.message === 'not found')).toBe(true);
+    // Nothing loads it while it is replaced.
+    client.disconnect();
+    await storage.entries('alice').catch(() => {});
     vi.doUnmock('../src/indexed-db.js');
     const entry = { clientId: 'a', user: 'alice', conversation: 'c', body: 'two', at: 1 };
     const stored = () =>
@@ -412,7 +415,7 @@ test('messages go before watermarks, within the rate limit', async () => {
   const client = make();
   await client.connect();
   const begun = performance.now();
-  for (let i = 0; i < 50; i++) client.marks.add('delivered', `c${i}`, 1);
+  for (let i = 0; i < 50; i++) client.mark((marks) => marks.add('delivered', `c${i}`, 1));
   await until(() => server.received('delivered').length);
   await client.conversation('c').send('now');
   expect(server.received('delivered').length).toBeLessThan(50);
@@ -425,7 +428,7 @@ test('watermarks of one conversation are coalesced', async () => {
   const client = make();
   await client.connect();
   for (let seq = 1; seq <= 100; seq++) {
-    client.marks.add('delivered', 'c', seq);
+    client.mark((marks) => marks.add('delivered', 'c', seq));
     if (seq % 10 === 0) await new Promise((resolve) => setTimeout(resolve, 2));
   }
   await until(() => server.received('delivered').some(({ seq }) => seq === 100));

@@ -97,7 +97,7 @@ test('a dm can be opened without a connection', async () => {
   dm.open();
   await alice.connect();
   expect((await sent).seq).toBe(1);
-  await dm.loaded();
+  await dm.whenLoaded();
 });
 
 test('300 dms with unread messages at 50 requests per second: no refusal, no close', async () => {

@@ -1,6 +1,6 @@
 /** Several tabs of one browser: one holds the lock and sends, and the others wait for the result of their messages. */
 import 'fake-indexeddb/auto';
-import { afterEach, beforeEach, expect, test, vi } from 'vitest';
+import { afterEach, beforeEach, describe, expect, test, vi } from 'vitest';
 import {
   ChatClient,
   type ChatOptions,
@@ -81,6 +81,62 @@ test.each([
   expect(logged).toHaveLength(1);
 });
 
+describe('a tab that waits for a tab with the lock', () => {
+  /** The channel of the tab. */
+  let channel: { onmessage?: (event: { data: object }) => void };
+
+  beforeEach(() => {
+    locks(new Promise(() => {}));
+    vi.stubGlobal(
+      'BroadcastChannel',
+      class {
+        onmessage?: (event: { data: object }) => void;
+        constructor() {
+          channel = this;
+        }
+        postMessage() {}
+        close() {}
+      },
+    );
+    let seq = 0;
+    server.answers.send = ({ retry }) => sent(++seq, retry as boolean);
+    vi.useFakeTimers();
+  });
+  afterEach(() => {
+    vi.useRealTimers();
+  });
+  const entry = () => ({ clientId: 'a', user: 'alice', gateway: 'ws://fake', conversation: 'c', body: 'zero', at: Date.now() });
+  const bodies = () => server.received('send').map(({ body, retry }) => [body, retry]);
+
+  test('sends all messages if that one shows a dialog, in the order in which they were written', async () => {
+    const storage = sharedMemory();
+    // It was written in a tab that is closed.
+    await storage.put(entry());
+    const client = make(storage);
+    await client.connect();
+    const waiting = ['one', 'two'].map((body) => client.conversation('c').send(body));
+    await vi.advanceTimersByTimeAsync(5_000);
+    expect(bodies()).toEqual([]);
+    await vi.advanceTimersByTimeAsync(5_000);
+    await Promise.all(waiting);
+    expect(bodies()).toEqual(['zero', 'one', 'two'].map((body) => [body, true]));
+    expect(await storage.entries('alice')).toEqual([]);
+  });
+
+  test('leaves them to that one while it sends', async () => {
+    const client = make(sharedMemory(), { user: 'alice' });
+    await client.connect();
+    const waiting = client.conversation('c').send('one');
+    for (let ms = 0; ms < 20_000; ms += 2_000) {
+      channel.onmessage?.({ data: { sent: [`other ${ms}`, { seq: 1, messageId: 'm', at: 1, duplicate: false }] } });
+      await vi.advanceTimersByTimeAsync(2_000);
+    }
+    expect(bodies()).toEqual([]);
+    await vi.advanceTimersByTimeAsync(6_000);
+    await waiting;
+  });
+});
+
 /** Sends a message from a tab while another tab is the leader. Resolves when the message is in the shared storage. */
 async function sendBehindLeader() {
   let endLeader: (value?: unknown) => void = () => {};
@@ -132,7 +188,7 @@ test('an edit of a tab that did not see the edit of another tab is refused with 
     await tab.connect();
     const list = tab.conversation('c');
     list.open();
-    await list.loaded();
+    await list.whenLoaded();
     lists.push(list);
   }
   const [first, second] = lists as [Conversation, Conversation];
@@ -174,7 +230,7 @@ async function behindLeader(storage = sharedMemory()) {
   await client.connect();
   const list = client.conversation('c');
   list.open();
-  await list.loaded();
+  await list.whenLoaded();
   const stored = (count: number) => until(async () => (await storage.entries('alice')).length === count);
   return { changing, storage, list, stored, endLeader };
 }
@@ -194,7 +250,7 @@ async function slowFollower() {
   const [first, second] = [leader.conversation('c'), follower.conversation('c')];
   for (const list of [first, second]) {
     list.open();
-    await list.loaded();
+    await list.whenLoaded();
   }
   const edit = changing.answers.edit!;
   changing.answers.edit = (request) => {

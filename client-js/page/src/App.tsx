@@ -1,6 +1,7 @@
 import { useCallback, useEffect, useMemo, useState } from 'react';
 import { ChatClient, indexedDbStorage, memoryStorage, type OutboxStorage, type State } from '../../src/index.js';
 import { useConnection, useInbox } from '../../src/react.js';
+import { setClock } from './clock.js';
 import { watchKept } from './kept.js';
 import { isMuted, useMuting } from './muting.js';
 import { type Notifying, useNotifications } from './notify.js';
@@ -70,6 +71,7 @@ function Chat({ session, onSignOut }: { session: Session; onSignOut: (why?: stri
       scope,
       storage,
     });
+    setClock(chat);
     return [chat, storage] as const;
   }, [user, token]);
   useEffect(() => {

@@ -1,6 +1,7 @@
 /** The menu of a conversation: its notifications, and the sound of the page. */
 import { useState } from 'react';
 import type { Conversation } from '../../src/index.js';
+import { now } from './clock.js';
 import { Menu } from './Popup.js';
 import { Icon } from './parts.js';
 import type { Sounding } from './sound.js';
@@ -38,7 +39,7 @@ export function ConversationMenu({ conversation, sounding, maySet, hasPushes, at
       {isOn && <Icon name="check" />}
     </button>
   );
-  const mute = (ms: number) => () => void attempt(conversation.mute(Date.now() + ms));
+  const mute = (ms: number) => () => void attempt(conversation.mute(now() + ms));
   const push = item?.push !== 'off';
   return (
     <>

@@ -1,5 +1,6 @@
 /** Facts about a conversation, from its inbox item or its details, whichever is loaded. */
 import type { ChatMessage, Conversation, Kind } from '../../src/index.js';
+import { now } from './clock.js';
 import { titleOf } from './words.js';
 
 export const kindOf = ({ item, details }: Conversation): Kind | undefined => item?.kind ?? details?.kind;
@@ -30,7 +31,7 @@ export const mayChange = (conversation: Conversation): boolean =>
  * @param windowS The time in seconds within which it is allowed; 0 is for ever. */
 export function mayEdit({ sender, kind, deleted, state, at }: ChatMessage, me: string, windowS: number): boolean {
   if (sender !== me || kind !== 'text' || deleted || state === 'failed') return false;
-  return !windowS || Date.now() < at + windowS * 1000;
+  return !windowS || now() < at + windowS * 1000;
 }
 
 /** Whether the user may delete this message: their own, or as an admin any in a group or channel. */

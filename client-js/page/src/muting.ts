@@ -1,17 +1,18 @@
 /** Which conversations are muted. */
 import { useEffect, useState } from 'react';
 import type { InboxItem } from '../../src/index.js';
+import { now } from './clock.js';
 
 /** The longest time that a timer can wait. */
 const TIMER_MAX_MS = 2 ** 31 - 1;
 
-export const isMuted = ({ mutedUntil }: InboxItem): boolean => (mutedUntil ?? 0) > Date.now();
+export const isMuted = ({ mutedUntil }: InboxItem): boolean => (mutedUntil ?? 0) > now();
 
 /** Renders again when a muted conversation is not muted any more. */
 export function useMuting(items: readonly InboxItem[]): void {
   const [over, setOver] = useState(0);
   useEffect(() => {
-    const next = Math.min(...items.filter(isMuted).map(({ mutedUntil }) => mutedUntil!)) - Date.now();
+    const next = Math.min(...items.filter(isMuted).map(({ mutedUntil }) => mutedUntil!)) - now();
     if (next === Infinity) return;
     const timer = setTimeout(() => setOver(over + 1), Math.min(next, TIMER_MAX_MS));
     return () => clearTimeout(timer);

@@ -2,6 +2,7 @@
 import type { ReactNode } from 'react';
 import { firstOf } from '../../src/cut.js';
 import type { ChatMessage, Deletion, InboxItem, Presence, SystemChange } from '../../src/index.js';
+import { now as time } from './clock.js';
 
 const clock = new Intl.DateTimeFormat(undefined, { hour: '2-digit', minute: '2-digit' });
 const weekday = new Intl.DateTimeFormat(undefined, { weekday: 'short' });
@@ -22,21 +23,21 @@ export function dayOf(at: number): number {
 export const timeOf = (at: number): string => clock.format(at);
 export const dateOf = (at: number): string => fullDateOnly.format(at);
 /** Returns until when a conversation is muted. */
-export function mutedText(until: number, now = Date.now()): string {
+export function mutedText(until: number, now = time()): string {
   if (until - now > 50 * 365 * DAY) return 'muted for ever';
   return `muted until ${dayOf(until) === dayOf(now) ? clock.format(until) : `${weekday.format(until)} ${clock.format(until)}`}`;
 }
 
 export const exactly = (at: number): string => exact.format(at);
 
-export function dayName(at: number, now = Date.now()): string {
+export function dayName(at: number, now = time()): string {
   if (dayOf(at) === dayOf(now)) return 'Today';
   if (dayOf(at) === dayOf(now - DAY)) return 'Yesterday';
   return fullDate.format(at);
 }
 
 /** Returns a short time or date, for the inbox. */
-export function shortTime(at: number, now = Date.now()): string {
+export function shortTime(at: number, now = time()): string {
   if (dayOf(at) === dayOf(now)) return clock.format(at);
   if (dayOf(at) === dayOf(now - DAY)) return 'Yesterday';
   if (now - at < 6 * DAY) return weekday.format(at);

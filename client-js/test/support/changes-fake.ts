@@ -25,7 +25,7 @@ export const connect = async (options: Partial<ChatOptions> = {}) => {
 export const open = async (client: ChatClient) => {
   const conversation = client.conversation('c');
   conversation.open();
-  await conversation.loaded();
+  await conversation.whenLoaded();
   return conversation;
 };
 export const settled = (ms = 40) => new Promise((resolve) => setTimeout(resolve, ms));
