@@ -1,5 +1,6 @@
 /** The address of the gateway, and the user who is signed in. */
 import { UnauthorizedError } from '../../src/index.js';
+import { ofBrowser, ofTab } from './store.js';
 
 /** The user who is signed in. */
 export interface Session {
@@ -26,7 +27,7 @@ const KEY = `chat-session ${base.pathname}`;
 
 /** Returns the session of this tab, or else the one that the browser remembers for new tabs. */
 export function remembered(): Session | undefined {
-  const text = sessionStorage.getItem(KEY) ?? localStorage.getItem(KEY);
+  const text = ofTab.get(KEY) ?? ofBrowser.get(KEY);
   try {
     return text ? (JSON.parse(text) as Session) : undefined;
   } catch {
@@ -36,15 +37,15 @@ export function remembered(): Session | undefined {
 
 /** Stores a session for this tab and for new tabs. */
 export function remember(session: Session): void {
-  sessionStorage.setItem(KEY, JSON.stringify(session));
+  ofTab.set(KEY, JSON.stringify(session));
   // A pasted token is a secret and stays in this tab.
-  if (!session.token) localStorage.setItem(KEY, JSON.stringify(session));
+  if (!session.token) ofBrowser.set(KEY, JSON.stringify(session));
 }
 
 /** Deletes the session of this tab. The one for new tabs stays if another user signed in meanwhile. */
 export function forget(user: string): void {
-  sessionStorage.removeItem(KEY);
-  if (remembered()?.user === user) localStorage.removeItem(KEY);
+  ofTab.remove(KEY);
+  if (remembered()?.user === user) ofBrowser.remove(KEY);
 }
 
 /** Returns a token of any user. Only a gateway in development issues them, to pages of the same machine. */

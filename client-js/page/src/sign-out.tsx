@@ -34,6 +34,15 @@ async function clear(chat: ChatClient, user: string): Promise<string | undefined
   }
 }
 
+/** Returns the channel to the other tabs. Some browsers throw where cookies are blocked; tabs then share nothing to sign out of. */
+function channelOf(name: string): BroadcastChannel | undefined {
+  try {
+    return new BroadcastChannel(name);
+  } catch {
+    return undefined;
+  }
+}
+
 /** Signs out in all tabs of this user. `ask` begins it; `question` is the dialog if unsent messages would be deleted. */
 export function useSignOut({ chat, user, storage, onSignedOut }: Props) {
   /** The number of unsent messages that the dialog asks about; 0 without a dialog. */
@@ -42,15 +51,15 @@ export function useSignOut({ chat, user, storage, onSignedOut }: Props) {
   const others = useRef<BroadcastChannel>(undefined);
   // biome-ignore lint/correctness/useExhaustiveDependencies: `onSignedOut` is a new function in each rendering, and always does the same.
   useEffect(() => {
-    const tabs = new BroadcastChannel(`chat-page ${base.pathname} ${user}`);
-    tabs.onmessage = () => void clear(chat, user).then(onSignedOut);
+    const tabs = channelOf(`chat-page ${base.pathname} ${user}`);
+    if (tabs) tabs.onmessage = () => void clear(chat, user).then(onSignedOut);
     others.current = tabs;
-    return () => tabs.close();
+    return () => tabs?.close();
   }, [chat, user]);
 
   const signOut = async () => {
     const problem = await clear(chat, user);
-    others.current!.postMessage('signed out');
+    others.current?.postMessage('signed out');
     onSignedOut(problem);
   };
   const ask = async () => {
