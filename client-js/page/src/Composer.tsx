@@ -1,17 +1,19 @@
 import { type ClipboardEvent, type FormEvent, type KeyboardEvent, useEffect, useLayoutEffect, useRef, useState } from 'react';
 import { cut } from '../../src/cut.js';
-import type { ChatMessage, Conversation, Upload } from '../../src/index.js';
+import type { ChatMessage, Conversation, Seq, Upload } from '../../src/index.js';
+import { useMessage } from '../../src/react.js';
 import { Attached } from './Attached.js';
 import { type Attaching, useUploads } from './attaching.js';
 import { draftOf, keepDraft } from './drafts.js';
 import { Icon, useMedia } from './parts.js';
-import { Name } from './words.js';
+import { gistOf, Name } from './words.js';
 
 interface Props {
   user: string;
   conversation: Conversation;
   bodyBytes: number;
-  replyTo: ChatMessage | undefined;
+  /** The seq of the message that is answered. */
+  replyTo: Seq | undefined;
   /** The message whose text is being edited. If it was deleted meanwhile, the composer ends the editing. */
   editing: ChatMessage | undefined;
   /** The files of the next message. */
@@ -93,7 +95,7 @@ export function Composer({ user, conversation, bodyBytes, replyTo, editing: edit
     }
     // The list shows whether it was sent.
     const attachments = attaching.take();
-    conversation.send(body, { ...(attachments.length && { attachments }), ...(replyTo?.seq && { replyTo: replyTo.seq }) }).catch(() => {});
+    conversation.send(body, { ...(attachments.length && { attachments }), ...(replyTo && { replyTo }) }).catch(() => {});
     setNotice(undefined);
     keep('');
     onSent();
@@ -148,9 +150,7 @@ export function Composer({ user, conversation, bodyBytes, replyTo, editing: edit
       )}
       {replyTo && !editing && (
         <p className="replying">
-          <span>
-            Reply to <Name of={replyTo.sender} />: <bdi>{cut(replyTo.body, 100) || 'an attachment'}</bdi>
-          </span>
+          <Answered conversation={conversation} seq={replyTo} />
           <button type="button" className="quiet" aria-label="Do not reply" onClick={onCancelReply}>
             <Icon name="close" />
           </button>
@@ -206,5 +206,16 @@ export function Composer({ user, conversation, bodyBytes, replyTo, editing: edit
         </button>
       </div>
     </form>
+  );
+}
+
+/** Which message is answered, as it is now: it may be edited or deleted meanwhile. */
+function Answered({ conversation, seq }: { conversation: Conversation; seq: Seq }) {
+  const message = useMessage(conversation, seq);
+  if (!message) return <span>Reply to message {seq}</span>;
+  return (
+    <span>
+      Reply to <Name of={message.sender} />: {gistOf(message, 100)}
+    </span>
   );
 }

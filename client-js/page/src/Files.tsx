@@ -27,8 +27,6 @@ export function sizeOf(bytes: number): string {
 export interface FileActions {
   /** Returns the addresses of an uploaded file. */
   address: (id: string) => Promise<AttachmentUrl>;
-  /** Shows a picture in full. */
-  show: (picture: Attachment) => void;
 }
 
 /** @param own Whether the user uploaded them. */
@@ -98,21 +96,26 @@ function Picture({ file, actions }: { file: Attachment; actions: FileActions }) 
   const { id, name, alt, width, height } = file;
   const { address, error } = useAddress(id!, actions);
   const [isBroken, setIsBroken] = useState(false);
+  /** Whether it is shown in full. That ends with the message, so a deleted picture does not stay in sight. */
+  const [isShown, setIsShown] = useState(false);
   if (error || isBroken) return <FileLink file={file} actions={actions} />;
   const scale = Math.min(1, WIDTH_MAX / width!, HEIGHT_MAX / height!);
   const [w, h] = [width!, height!].map((side) => Math.max(SIDE_MIN, Math.round(side * scale)));
   const text = alt || name || 'A picture';
   return (
-    <button
-      type="button"
-      className="picture"
-      style={{ width: `${w}px`, aspectRatio: `${w} / ${h}` }}
-      title={alt || name}
-      aria-label={`Show ${text}`}
-      onClick={() => actions.show(file)}
-    >
-      {address && <img src={address.thumb ?? address.url} alt={text} draggable={false} onError={() => setIsBroken(true)} />}
-    </button>
+    <>
+      <button
+        type="button"
+        className="picture"
+        style={{ width: `${w}px`, aspectRatio: `${w} / ${h}` }}
+        title={alt || name}
+        aria-label={`Show ${text}`}
+        onClick={() => setIsShown(true)}
+      >
+        {address && <img src={address.thumb ?? address.url} alt={text} draggable={false} onError={() => setIsBroken(true)} />}
+      </button>
+      {isShown && <Lightbox file={file} actions={actions} onClose={() => setIsShown(false)} />}
+    </>
   );
 }
 
@@ -155,7 +158,7 @@ function save(url: string, { name = 'file', mime }: Attachment): void {
 const elsewhere = (url: string) => (new URL(url).origin === location.origin ? {} : { target: '_blank', rel: 'noopener' });
 
 /** A picture in full, with a link to download it. */
-export function Lightbox({ file, actions, onClose }: { file: Attachment; actions: FileActions; onClose: () => void }) {
+function Lightbox({ file, actions, onClose }: { file: Attachment; actions: FileActions; onClose: () => void }) {
   const { id, name, alt, width, height } = file;
   const { address, error } = useAddress(id!, actions);
   return (

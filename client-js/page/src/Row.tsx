@@ -1,6 +1,5 @@
 /** One entry of the list: a message with its menu and its reactions, a deleted one, or a system entry. */
 import { memo, useState } from 'react';
-import { cut } from '../../src/cut.js';
 import type { ChatMessage, Conversation } from '../../src/index.js';
 import { useMessage } from '../../src/react.js';
 import { type FileActions, Files } from './Files.js';
@@ -8,7 +7,7 @@ import { mayDelete, mayEdit } from './facts.js';
 import { Menu } from './Popup.js';
 import { Avatar, Icon } from './parts.js';
 import { Picker, Reactions } from './Reactions.js';
-import { bodyOf, deletedText, exactly, hueOf, Name, stateText, systemText, timeOf } from './words.js';
+import { bodyOf, deletedText, exactly, gistOf, hueOf, Name, stateText, systemText, timeOf } from './words.js';
 
 /** What the user can do with a message. The object stays the same, so that rows need not be rendered again. */
 export interface Actions extends FileActions {
@@ -215,7 +214,7 @@ function Quote({ conversation, seq }: { conversation: Conversation; seq: number 
       <b>
         <Name of={message.sender} />
       </b>
-      {message.deleted ? <i>a deleted message</i> : <bdi>{cut(message.body, 200) || 'an attachment'}</bdi>}
+      {gistOf(message, 200)}
     </>
   );
 }

@@ -1,11 +1,10 @@
 import { memo, useCallback, useEffect, useMemo, useRef, useState } from 'react';
-import type { Attachment, ChatClient, ChatMessage } from '../../src/index.js';
+import type { ChatClient, ChatMessage, Seq } from '../../src/index.js';
 import { useConnection, useConversation, usePresence } from '../../src/react.js';
 import { useAttaching, useDrop } from './attaching.js';
 import { Composer } from './Composer.js';
 import { ConversationMenu } from './ConversationMenu.js';
 import { Details, Panel } from './Details.js';
-import { Lightbox } from './Files.js';
 import { headingOf, isOutside, kindOf, mayChange, mayEdit, maySend } from './facts.js';
 import { MessageList } from './MessageList.js';
 import { Avatar, Confirm, Icon, Skeleton, useMedia } from './parts.js';
@@ -32,7 +31,7 @@ export const Thread = memo(function Thread({ chat, id, user, sounding, maySet, h
   // The first unread message when the conversation was opened. The list begins there, under a line.
   const [unreadFrom, setUnreadFrom] = useState(() => (item?.unread ? item.readSeq + 1 : undefined));
   const view = useConversation(chat, id, unreadFrom);
-  const [replyTo, setReplyTo] = useState<ChatMessage>();
+  const [replyTo, setReplyTo] = useState<Seq>();
   const [target, setTarget] = useState<{ seq: number }>();
   const [showsDetails, setShowsDetails] = useState(false);
   const [problem, setProblem] = useState<string>();
@@ -55,17 +54,15 @@ export const Thread = memo(function Thread({ chat, id, user, sounding, maySet, h
   /** The message that is being edited, as it was when that began. */
   const [edited, setEdited] = useState<ChatMessage>();
   const [removing, setRemoving] = useState<ChatMessage>();
-  const [picture, setPicture] = useState<Attachment>();
   const actions = useMemo<Actions>(
     () => ({
       reply: (message) => {
         setEdited(undefined);
-        setReplyTo(message);
+        setReplyTo(message.seq);
       },
       edit: setEdited,
       remove: setRemoving,
       address: (id) => chat.attachment(id),
-      show: setPicture,
     }),
     [chat],
   );
@@ -240,7 +237,6 @@ export const Thread = memo(function Thread({ chat, id, user, sounding, maySet, h
           It disappears for everybody, and cannot be restored.
         </Confirm>
       )}
-      {picture && <Lightbox file={picture} actions={actions} onClose={() => setPicture(undefined)} />}
       {showsDetails && (
         <>
           {isNarrow && <div className="scrim" onClick={closeDetails} aria-hidden="true" />}

@@ -109,21 +109,24 @@ export function useNotifications(
     if (!on || isPushing) return;
     const waiting = new Map<string, Message>();
     let timer: ReturnType<typeof setTimeout> | undefined;
+    /** Shows a message in a notification, or its new text in the place of an earlier one. */
+    const tell = (message: Message, earlier?: Notification) => {
+      const item = chat.inbox.get(message.conversation);
+      if (!item || item.readSeq >= message.seq || !document.hidden || isMuted(item) || item.push === 'off') return;
+      earlier?.close();
+      const title = item.kind === 'dm' ? message.sender : `${message.sender} · ${item.name || `a ${item.kind}`}`;
+      const body = cut(message.body || message.attachments?.[0]?.name || 'an attachment', BODY_MAX);
+      // The tag makes a later notification of a conversation replace the earlier one.
+      const notification = show(title, { body, tag: message.conversation }, message);
+      notification.onclick = () => {
+        focus();
+        onOpen(message.conversation);
+        notification.close();
+      };
+    };
     const showWaiting = () => {
       timer = undefined;
-      for (const message of waiting.values()) {
-        const item = chat.inbox.get(message.conversation);
-        if (!item || item.readSeq >= message.seq || !document.hidden || isMuted(item) || item.push === 'off') continue;
-        const title = item.kind === 'dm' ? message.sender : `${message.sender} · ${item.name || `a ${item.kind}`}`;
-        const body = cut(message.body || message.attachments?.[0]?.name || 'an attachment', BODY_MAX);
-        // The tag makes a later notification of a conversation replace the earlier one.
-        const notification = show(title, { body, tag: message.conversation }, message);
-        notification.onclick = () => {
-          focus();
-          onOpen(message.conversation);
-          notification.close();
-        };
-      }
+      for (const message of waiting.values()) tell(message);
       waiting.clear();
     };
     const off = chat.on('message', (message) => {
@@ -137,6 +140,13 @@ export function useNotifications(
       if (deleted.has(waiting.get(conversation)?.seq ?? 0)) waiting.delete(conversation);
       for (const [notification, message] of shown)
         if (message?.conversation === conversation && deleted.has(message.seq)) notification.close();
+      // Nor what an edit took out.
+      for (const { seq, body } of items) {
+        const message = waiting.get(conversation);
+        if (body !== undefined && message?.seq === seq) waiting.set(conversation, { ...message, body });
+        for (const [notification, message] of [...shown])
+          if (body !== undefined && message?.conversation === conversation && message.seq === seq) tell({ ...message, body }, notification);
+      }
     });
     const seen = () => {
       if (!document.hidden) closeAll();

@@ -1,6 +1,6 @@
 /** Texts for names, times and system entries. Input of users is always text, never markup. */
 import type { ReactNode } from 'react';
-import { firstOf } from '../../src/cut.js';
+import { cut, firstOf } from '../../src/cut.js';
 import type { ChatMessage, Deletion, InboxItem, Presence, SystemChange } from '../../src/index.js';
 
 const clock = new Intl.DateTimeFormat(undefined, { hour: '2-digit', minute: '2-digit' });
@@ -149,6 +149,11 @@ export function previewOf(item: InboxItem, me: string): ReactNode {
       <Name of={last.sender} />: {text}
     </>
   );
+}
+
+/** Returns the beginning of what a message says, for a line that quotes it. */
+export function gistOf({ body, deleted }: ChatMessage, max: number): ReactNode {
+  return deleted ? <i>a deleted message</i> : <bdi>{cut(body, max) || 'an attachment'}</bdi>;
 }
 
 /** Returns the text in the place of a deleted message. */
