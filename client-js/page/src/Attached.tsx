@@ -6,6 +6,7 @@ import { numberOf, useUploads } from './attaching.js';
 import { isPictureType, sizeOf } from './Files.js';
 import { KeptNote } from './kept.js';
 import { Icon } from './parts.js';
+import { Name } from './words.js';
 
 /** The longer side of a preview in pixels of the canvas. */
 const PREVIEW_PX = 128;
@@ -39,7 +40,7 @@ function AttachedFile({ file, onRemove }: { file: Upload; onRemove: (file: Uploa
       {isPicture && <Preview file={file} />}
       <div>
         <p>
-          <bdi>{name}</bdi> <small>{sizeOf(size)}</small>
+          <Name of={name} /> <small>{sizeOf(size)}</small>
         </p>
         {state === 'failed' ? (
           <p role="alert" className="problem">

@@ -3,6 +3,7 @@ import { Fragment, useEffect, useState } from 'react';
 import type { Attachment, AttachmentUrl } from '../../src/index.js';
 import { KeptNoteOf } from './kept.js';
 import { Dialog } from './parts.js';
+import { Name, plain } from './words.js';
 
 /** The largest thumbnail in CSS pixels. */
 const [WIDTH_MAX, HEIGHT_MAX] = [320, 240];
@@ -60,7 +61,7 @@ export function Files({ files, actions, own }: { files: readonly Attachment[]; a
 function NameAndSize({ file: { name, url, size } }: { file: Attachment }) {
   return (
     <>
-      <bdi>{name || url || 'a file'}</bdi>
+      <Name of={name || url || 'a file'} />
       {size !== undefined && <small> {sizeOf(size)}</small>}
     </>
   );
@@ -108,7 +109,7 @@ function Picture({ file, actions }: { file: Attachment; actions: FileActions }) 
         type="button"
         className="picture"
         style={{ width: `${w}px`, aspectRatio: `${w} / ${h}` }}
-        title={alt || name}
+        title={plain(alt || name || '')}
         aria-label={`Show ${text}`}
         onClick={() => setIsShown(true)}
       >
@@ -148,7 +149,7 @@ function FileLink({ file, actions }: { file: Attachment; actions: FileActions })
 function save(url: string, { name = 'file', mime }: Attachment): void {
   const link = document.createElement('a');
   link.href = url;
-  link.download = name;
+  link.download = plain(name);
   // Of other media types no browser shows anything.
   if (/^(image|video|audio)\//.test(mime ?? '')) Object.assign(link, elsewhere(url));
   link.click();
@@ -162,7 +163,7 @@ function Lightbox({ file, actions, onClose }: { file: Attachment; actions: FileA
   const { id, name, alt, width, height } = file;
   const { address, error } = useAddress(id!, actions);
   return (
-    <Dialog title={name || 'A picture'} className="lightbox" onClose={onClose}>
+    <Dialog title={plain(name || 'A picture')} className="lightbox" onClose={onClose}>
       {error ? (
         <p role="alert" className="problem">
           {error.message}
@@ -172,7 +173,7 @@ function Lightbox({ file, actions, onClose }: { file: Attachment; actions: FileA
       )}
       {alt && <p>{alt}</p>}
       {address && (
-        <a data-first href={address.url} download={name ?? ''} {...elsewhere(address.url)}>
+        <a data-first href={address.url} download={plain(name ?? '')} {...elsewhere(address.url)}>
           Download
         </a>
       )}

@@ -43,8 +43,12 @@ export function shortTime(at: number, now = Date.now()): string {
   return (new Date(at).getFullYear() === new Date(now).getFullYear() ? date : dateOfYear).format(at);
 }
 
+/** Returns a name without the characters that change the direction of what follows: they could show another ending of a file's name
+ * than it has. */
+export const plain = (name: string): string => name.replace(/[\u202a-\u202e\u2066-\u2069]/g, '');
+
 /** A name, isolated because it may have another text direction than the page. */
-export const Name = ({ of }: { of: string }) => <bdi>{of}</bdi>;
+export const Name = ({ of }: { of: string }) => <bdi>{plain(of)}</bdi>;
 
 export function titleOf(item: InboxItem, me: string): string {
   if (item.kind === 'dm') return item.name && item.name !== me ? item.name : `${me} (you)`;
@@ -165,26 +169,6 @@ export function deletedText({ by }: Deletion, sender: string, me: string): React
       Deleted by <Name of={by} />
     </>
   );
-}
-
-const LINK = /https?:\/\/[^\s<>"'`]+[^\s<>"'`.,;:!?)\]}]/g;
-
-/** Returns the text of a message with its URLs as links. */
-export function bodyOf(body: string): ReactNode {
-  const parts: ReactNode[] = [];
-  let end = 0;
-  for (const { 0: link, index } of body.matchAll(LINK)) {
-    parts.push(body.slice(end, index));
-    parts.push(
-      <a key={index} href={link} target="_blank" rel="noopener noreferrer nofollow ugc">
-        {link}
-      </a>,
-    );
-    end = index + link.length;
-  }
-  if (!parts.length) return body;
-  parts.push(body.slice(end));
-  return parts;
 }
 
 export const stateText: Record<NonNullable<ChatMessage['state']>, string> = {
