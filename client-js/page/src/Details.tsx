@@ -26,7 +26,7 @@ export function Panel({ onClose, children }: { onClose: () => void; children: Re
       tabIndex={-1}
       onKeyDown={(event) => {
         // Escape in a dialog inside the panel closes the dialog only.
-        if (event.key === 'Escape' && !(event.target as Element).closest('dialog')) onClose();
+        if (event.key === 'Escape' && !event.nativeEvent.isComposing && !(event.target as Element).closest('dialog')) onClose();
       }}
     >
       <header>

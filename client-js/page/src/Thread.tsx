@@ -1,10 +1,12 @@
 import { memo, useCallback, useEffect, useMemo, useRef, useState } from 'react';
+import { cut } from '../../src/cut.js';
 import type { ChatClient, ChatMessage, Seq } from '../../src/index.js';
 import { useConnection, useConversation, usePresence } from '../../src/react.js';
 import { useAttaching, useDrop } from './attaching.js';
 import { Composer } from './Composer.js';
 import { ConversationMenu } from './ConversationMenu.js';
 import { Details, Panel } from './Details.js';
+import { keepWriting, writingOf } from './drafts.js';
 import { headingOf, isOutside, kindOf, mayChange, mayEdit, maySend } from './facts.js';
 import { MessageList } from './MessageList.js';
 import { Avatar, Confirm, Icon, Skeleton, useMedia } from './parts.js';
@@ -31,7 +33,14 @@ export const Thread = memo(function Thread({ chat, id, user, sounding, maySet, h
   // The first unread message when the conversation was opened. The list begins there, under a line.
   const [unreadFrom, setUnreadFrom] = useState(() => (item?.unread ? item.readSeq + 1 : undefined));
   const view = useConversation(chat, id, unreadFrom);
-  const [replyTo, setReplyTo] = useState<Seq>();
+  const [replyTo, setReply] = useState(() => writingOf(user, id).replyTo);
+  const setReplyTo = useCallback(
+    (replyTo?: Seq) => {
+      keepWriting(user, id, { replyTo });
+      setReply(replyTo);
+    },
+    [user, id],
+  );
   const [target, setTarget] = useState<{ seq: number }>();
   const [showsDetails, setShowsDetails] = useState(false);
   const [problem, setProblem] = useState<string>();
@@ -52,7 +61,15 @@ export const Thread = memo(function Thread({ chat, id, user, sounding, maySet, h
   }, [conversation, outside, details?.kind]);
 
   /** The message that is being edited, as it was when that began. */
-  const [edited, setEdited] = useState<ChatMessage>();
+  const [edited, setEdit] = useState(() => writingOf(user, id).edit?.from);
+  /** Begins an edit, or ends it. The composer keeps the one that is begun. */
+  const setEdited = useCallback(
+    (message?: ChatMessage) => {
+      if (!message) keepWriting(user, id, { edit: undefined });
+      setEdit(message);
+    },
+    [user, id],
+  );
   const [removing, setRemoving] = useState<ChatMessage>();
   const actions = useMemo<Actions>(
     () => ({
@@ -64,7 +81,7 @@ export const Thread = memo(function Thread({ chat, id, user, sounding, maySet, h
       remove: setRemoving,
       address: (id) => chat.attachment(id),
     }),
-    [chat],
+    [chat, setEdited, setReplyTo],
   );
   const limits = chat.session?.limits;
   const attaching = useAttaching(user, conversation, limits?.attachments ?? 10);
@@ -79,9 +96,10 @@ export const Thread = memo(function Thread({ chat, id, user, sounding, maySet, h
     // From then on it has its newest state: it may be deleted or edited meanwhile.
     if (missing !== undefined) conversation.loadMessage(missing).catch(() => {});
   }, [conversation, missing]);
-  const edit = (which: 'last' | undefined) => {
-    const own = may && which ? [...view.messages].reverse().find((message) => mayEdit(message, user, editWindowS)) : undefined;
-    setEdited(own);
+  const editLast = async () => {
+    // The list may be elsewhere.
+    if (!conversation.atEnd) await conversation.jumpTo();
+    setEdited([...conversation.messages].reverse().find((message) => mayEdit(message, user, editWindowS)));
   };
   const attempt = async (what: Promise<unknown>) => {
     try {
@@ -107,6 +125,14 @@ export const Thread = memo(function Thread({ chat, id, user, sounding, maySet, h
   useEffect(() => {
     wasWriting.current = isWriting;
   }, [isWriting]);
+
+  /** What was written while the list was elsewhere, and could not go to its end. */
+  const [unseen, setUnseen] = useState<readonly string[]>([]);
+  // biome-ignore lint/correctness/useExhaustiveDependencies: when there is a connection, or the list is at its end.
+  useEffect(() => {
+    if (conversation.atEnd) setUnseen([]);
+    else if (connected && unseen.length) void attempt(conversation.jumpTo());
+  }, [conversation.atEnd, connected]);
 
   const mayAttach = isWriting && !edited && !removed && !outside;
   const { isOver, ...drop } = useDrop((files) => mayAttach && attaching.attach(files));
@@ -183,6 +209,19 @@ export const Thread = memo(function Thread({ chat, id, user, sounding, maySet, h
           actions={actions}
           onSeenAll={() => setUnreadFrom(undefined)}
         />
+        {!conversation.atEnd && unseen.length > 0 && (
+          <div className="unseen" role="status">
+            {unseen.map((body, i) => (
+              // biome-ignore lint/suspicious/noArrayIndexKey: their order never changes.
+              <p key={i} className="replying">
+                <Icon name="clock" />
+                <span>
+                  Waiting to be sent: <bdi>{cut(body, 100) || 'an attachment'}</bdi>
+                </span>
+              </p>
+            ))}
+          </div>
+        )}
         {removed || outside ? (
           <footer ref={footer} className="outside" tabIndex={-1}>
             <p role="status">
@@ -204,12 +243,13 @@ export const Thread = memo(function Thread({ chat, id, user, sounding, maySet, h
             replyTo={replyTo}
             editing={editing}
             attaching={attaching}
-            onEdit={edit}
+            onEdit={(which) => (which ? may && void attempt(editLast()) : setEdited(undefined))}
             onCancelReply={() => setReplyTo(undefined)}
-            onSent={() => {
+            onSent={(body) => {
               setReplyTo(undefined);
               setUnreadFrom(undefined);
-              void attempt(conversation.jumpTo());
+              if (connected || conversation.atEnd) void attempt(conversation.jumpTo());
+              else setUnseen([...unseen, body]);
             }}
           />
         ) : (
