@@ -1,7 +1,8 @@
 import { type FormEvent, type ReactNode, useCallback, useEffect, useRef, useState } from 'react';
 import type { Conversation, ConversationDetails, Participant, Role } from '../../src/index.js';
+import { dateOf, exactly } from './days.js';
 import { Avatar, Confirm, Icon, Skeleton } from './parts.js';
-import { dateOf, exactly, Name } from './words.js';
+import { Name } from './words.js';
 
 const PAGE = 50;
 const rank: Record<Role, number> = { member: 0, admin: 1, owner: 2 };

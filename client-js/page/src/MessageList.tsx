@@ -3,9 +3,9 @@
 import { Fragment, useCallback, useEffect, useLayoutEffect, useRef, useState } from 'react';
 import { cut } from '../../src/cut.js';
 import type { ConversationView } from '../../src/react.js';
+import { dayName, dayOf, useToday } from './days.js';
 import { Icon, Skeleton } from './parts.js';
 import { type Actions, Row } from './Row.js';
-import { dayName, dayOf } from './words.js';
 
 /** The time within which messages of one sender form a group. */
 const GROUP_MS = 5 * 60 * 1000;
@@ -162,6 +162,7 @@ export function MessageList({ user, view, connected, unreadFrom, withSenders, ta
       onSeenAll();
     });
 
+  const today = useToday();
   const unread = conversation.item?.unread ?? 0;
   const first = messages[0];
   const last = messages.at(-1);
@@ -179,7 +180,8 @@ export function MessageList({ user, view, connected, unreadFrom, withSenders, ta
         aria-label="Messages"
         aria-busy={conversation.loading}
       >
-        <div className="rows">
+        {/* Another zone changes the time of each message. */}
+        <div className="rows" key={today.split(' ')[0]}>
           {conversation.atStart && first && <p className="beginning">This is the beginning of the conversation.</p>}
           {!first && !conversation.atEnd && !conversation.error && <Skeleton rows={7} />}
           {!first && conversation.atEnd && <p className="beginning">No messages yet. Say hello!</p>}

@@ -2,13 +2,14 @@
 import { memo, useState } from 'react';
 import type { ChatMessage, Conversation } from '../../src/index.js';
 import { useMessage } from '../../src/react.js';
+import { exactly, timeOf } from './days.js';
 import { type FileActions, Files } from './Files.js';
 import { mayDelete, mayEdit } from './facts.js';
 import { bodyOf } from './links.js';
 import { Menu } from './Popup.js';
 import { Avatar, Icon } from './parts.js';
 import { Picker, Reactions } from './Reactions.js';
-import { deletedText, exactly, gistOf, hueOf, Name, stateText, systemText, timeOf } from './words.js';
+import { deletedText, gistOf, hueOf, Name, stateText, systemText } from './words.js';
 
 /** What the user can do with a message. The object stays the same, so that rows need not be rendered again. */
 export interface Actions extends FileActions {

@@ -2,11 +2,12 @@ import { type KeyboardEvent, memo, type ReactNode, useEffect, useRef, useState }
 import type { ChatClient, InboxItem } from '../../src/index.js';
 import { usePresence } from '../../src/react.js';
 import { Browse } from './Browse.js';
+import { shortTime, useToday } from './days.js';
 import { isMuted } from './muting.js';
 import { NewConversation } from './NewConversation.js';
 import type { Notifying } from './notify.js';
 import { Avatar, Icon, Skeleton } from './parts.js';
-import { Name, previewOf, shortTime, titleOf } from './words.js';
+import { Name, previewOf, titleOf } from './words.js';
 
 /** The number of items to render at first, and to add near the end. */
 const STEP = 60;
@@ -28,6 +29,7 @@ export function Sidebar({ chat, user, items, loaded, selected, notifying, onSele
   const [dialog, setDialog] = useState<'new' | 'browse'>();
   const [filter, setFilter] = useState('');
   const [shown, setShown] = useState(STEP);
+  const today = useToday();
   const list = useRef<HTMLUListElement>(null);
   const wanted = filter.trim().toLowerCase();
   const found = wanted ? items.filter((item) => titleOf(item, user).toLowerCase().includes(wanted)) : items;
@@ -108,6 +110,7 @@ export function Sidebar({ chat, user, items, loaded, selected, notifying, onSele
             user={user}
             item={item}
             muted={isMuted(item)}
+            today={today}
             selected={item.conversation === selected}
             onSelect={onSelect}
           />
@@ -145,6 +148,7 @@ const Item = memo(
   }: Pick<Props, 'chat' | 'user'> & {
     item: InboxItem;
     muted: boolean;
+    today: string;
     selected: boolean;
     onSelect: (id: string) => void;
   }) {
@@ -184,5 +188,5 @@ const Item = memo(
       </li>
     );
   },
-  (a, b) => a.item === b.item && a.muted === b.muted && a.selected === b.selected && a.chat === b.chat,
+  (a, b) => a.item === b.item && a.muted === b.muted && a.today === b.today && a.selected === b.selected && a.chat === b.chat,
 );

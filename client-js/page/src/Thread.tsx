@@ -6,6 +6,7 @@ import { useAttaching, useDrop } from './attaching.js';
 import { Composer } from './Composer.js';
 import { ConversationMenu } from './ConversationMenu.js';
 import { Details, Panel } from './Details.js';
+import { useToday } from './days.js';
 import { keepWriting, writingOf } from './drafts.js';
 import { headingOf, isOutside, kindOf, mayChange, mayEdit, maySend } from './facts.js';
 import { MessageList } from './MessageList.js';
@@ -50,6 +51,7 @@ export const Thread = memo(function Thread({ chat, id, user, sounding, maySet, h
   const presence = usePresence(chat, item?.kind === 'dm' && item.name !== user ? item.name : undefined);
   const outside = isOutside(conversation);
   const connected = useConnection(chat).at === 'connected';
+  useToday();
 
   // A user who has not joined a public channel gets its messages by a subscription.
   useEffect(() => {

@@ -1,47 +1,8 @@
-/** Texts for names, times and system entries. Input of users is always text, never markup. */
+/** Texts for names and system entries. Input of users is always text, never markup. */
 import type { ReactNode } from 'react';
 import { cut, firstOf } from '../../src/cut.js';
 import type { ChatMessage, Deletion, InboxItem, Presence, SystemChange } from '../../src/index.js';
-
-const clock = new Intl.DateTimeFormat(undefined, { hour: '2-digit', minute: '2-digit' });
-const weekday = new Intl.DateTimeFormat(undefined, { weekday: 'short' });
-const date = new Intl.DateTimeFormat(undefined, { day: 'numeric', month: 'short' });
-const dateOfYear = new Intl.DateTimeFormat(undefined, { dateStyle: 'short' });
-const fullDate = new Intl.DateTimeFormat(undefined, { day: 'numeric', month: 'long', year: 'numeric', weekday: 'long' });
-const fullDateOnly = new Intl.DateTimeFormat(undefined, { dateStyle: 'long' });
-const exact = new Intl.DateTimeFormat(undefined, { dateStyle: 'full', timeStyle: 'medium' });
-
-const DAY = 24 * 3600 * 1000;
-
-/** Returns a number for the local day, to compare days. */
-export function dayOf(at: number): number {
-  const day = new Date(at);
-  return day.getFullYear() * 10_000 + day.getMonth() * 100 + day.getDate();
-}
-
-export const timeOf = (at: number): string => clock.format(at);
-export const dateOf = (at: number): string => fullDateOnly.format(at);
-/** Returns until when a conversation is muted. */
-export function mutedText(until: number, now = Date.now()): string {
-  if (until - now > 50 * 365 * DAY) return 'muted for ever';
-  return `muted until ${dayOf(until) === dayOf(now) ? clock.format(until) : `${weekday.format(until)} ${clock.format(until)}`}`;
-}
-
-export const exactly = (at: number): string => exact.format(at);
-
-export function dayName(at: number, now = Date.now()): string {
-  if (dayOf(at) === dayOf(now)) return 'Today';
-  if (dayOf(at) === dayOf(now - DAY)) return 'Yesterday';
-  return fullDate.format(at);
-}
-
-/** Returns a short time or date, for the inbox. */
-export function shortTime(at: number, now = Date.now()): string {
-  if (dayOf(at) === dayOf(now)) return clock.format(at);
-  if (dayOf(at) === dayOf(now - DAY)) return 'Yesterday';
-  if (now - at < 6 * DAY) return weekday.format(at);
-  return (new Date(at).getFullYear() === new Date(now).getFullYear() ? date : dateOfYear).format(at);
-}
+import { shortTime } from './days.js';
 
 /** Returns a name without the characters that change the direction of what follows: they could show another ending of a file's name
  * than it has. */
