@@ -1,4 +1,4 @@
-import { type KeyboardEvent, memo, type ReactNode, useEffect, useRef, useState } from 'react';
+import { memo, type ReactNode, useEffect, useRef, useState } from 'react';
 import type { ChatClient, InboxItem } from '../../src/index.js';
 import { usePresence } from '../../src/react.js';
 import { Browse } from './Browse.js';
@@ -7,6 +7,7 @@ import { isMuted } from './muting.js';
 import { NewConversation } from './NewConversation.js';
 import type { Notifying } from './notify.js';
 import { Avatar, Icon, Skeleton } from './parts.js';
+import { useRoving } from './roving.js';
 import { Name, previewOf, titleOf } from './words.js';
 
 /** The number of items to render at first, and to add near the end. */
@@ -31,6 +32,7 @@ export function Sidebar({ chat, user, items, loaded, selected, notifying, onSele
   const [shown, setShown] = useState(STEP);
   const today = useToday();
   const list = useRef<HTMLUListElement>(null);
+  useRoving(list, 'li > button');
   const wanted = filter.trim().toLowerCase();
   const found = wanted ? items.filter((item) => titleOf(item, user).toLowerCase().includes(wanted)) : items;
 
@@ -39,14 +41,6 @@ export function Sidebar({ chat, user, items, loaded, selected, notifying, onSele
     if (scrollHeight - scrollTop - clientHeight > clientHeight) return;
     if (shown < items.length) setShown(shown + STEP);
     else if (chat.inbox.more) chat.inbox.loadMore().catch(() => {});
-  };
-  /** Moves the focus between items with the arrow keys. */
-  const pressed = (event: KeyboardEvent) => {
-    if (event.altKey || (event.key !== 'ArrowDown' && event.key !== 'ArrowUp')) return;
-    const buttons = [...list.current!.querySelectorAll('button')];
-    const at = buttons.indexOf(document.activeElement as HTMLButtonElement);
-    buttons[at + (event.key === 'ArrowDown' ? 1 : -1)]?.focus();
-    event.preventDefault();
   };
   const open = (id: string) => {
     setDialog(undefined);
@@ -102,7 +96,7 @@ export function Sidebar({ chat, user, items, loaded, selected, notifying, onSele
         value={filter}
         onChange={(event) => setFilter(event.target.value)}
       />
-      <ul ref={list} onScroll={scrolled} onKeyDown={pressed} aria-busy={!loaded}>
+      <ul ref={list} onScroll={scrolled} aria-busy={!loaded}>
         {found.slice(0, shown).map((item) => (
           <Item
             key={item.conversation}

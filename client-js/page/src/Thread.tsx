@@ -3,6 +3,7 @@ import { cut } from '../../src/cut.js';
 import type { ChatClient, ChatMessage, Seq } from '../../src/index.js';
 import { useConnection, useConversation, usePresence } from '../../src/react.js';
 import { useAttaching, useDrop } from './attaching.js';
+import { isAttended } from './attention.js';
 import { Composer } from './Composer.js';
 import { ConversationMenu } from './ConversationMenu.js';
 import { Details, Panel } from './Details.js';
@@ -34,6 +35,15 @@ export const Thread = memo(function Thread({ chat, id, user, sounding, maySet, h
   // The first unread message when the conversation was opened. The list begins there, under a line.
   const [unreadFrom, setUnreadFrom] = useState(() => (item?.unread ? item.readSeq + 1 : undefined));
   const view = useConversation(chat, id, unreadFrom);
+  // What comes while nobody looks is unread, and the line goes above it.
+  useEffect(
+    () =>
+      conversation.on('message', ({ seq, sender }) => {
+        const { item } = conversation;
+        if (item && seq > item.readSeq && sender !== user && !isAttended()) setUnreadFrom(item.readSeq + 1);
+      }),
+    [conversation, user],
+  );
   const [replyTo, setReply] = useState(() => writingOf(user, id).replyTo);
   const setReplyTo = useCallback(
     (replyTo?: Seq) => {
@@ -112,9 +122,8 @@ export const Thread = memo(function Thread({ chat, id, user, sounding, maySet, h
     }
   };
 
-  const subtitle = view.typing.length
-    ? typingText(view.typing)
-    : kind === 'dm'
+  const subtitle =
+    kind === 'dm'
       ? presenceText(presence)
       : details &&
         `${details.participantCount.toLocaleString()} ${details.participantCount === 1 ? 'member' : 'members'}${details.public ? ' · public' : ''}`;
@@ -165,7 +174,10 @@ export const Thread = memo(function Thread({ chat, id, user, sounding, maySet, h
             <h2>
               <Name of={title} />
             </h2>
-            <p aria-live="polite">{subtitle}</p>
+            <p>
+              <span aria-live="polite">{typingText(view.typing)}</span>
+              {view.typing.length ? undefined : subtitle}
+            </p>
           </div>
           {!removed && !outside && item && (
             <ConversationMenu conversation={conversation} sounding={sounding} maySet={maySet} hasPushes={hasPushes} attempt={attempt} />

@@ -1,6 +1,7 @@
 /** The sound of a new message: a short tone, off until the user turns it on. */
 import { useCallback, useEffect, useState } from 'react';
 import type { ChatClient } from '../../src/index.js';
+import { isAttended } from './attention.js';
 import { isMuted } from './muting.js';
 import { base } from './session.js';
 import { ofBrowser } from './store.js';
@@ -46,7 +47,7 @@ export function useSound(chat: ChatClient, user: string, selected: string | unde
     return chat.on('message', ({ conversation, sender, kind, deleted }) => {
       const item = chat.inbox.get(conversation);
       if (sender === user || kind !== 'text' || deleted || !item || isMuted(item)) return;
-      if ((conversation === selected && !document.hidden) || Date.now() - last < QUIET_MS) return;
+      if ((conversation === selected && isAttended()) || Date.now() - last < QUIET_MS) return;
       last = Date.now();
       play();
     });
