@@ -8,6 +8,7 @@ import { NewConversation } from './NewConversation.js';
 import type { Notifying } from './notify.js';
 import { Avatar, Icon, Skeleton } from './parts.js';
 import { useRoving } from './roving.js';
+import { has } from './search.js';
 import { Name, previewOf, titleOf } from './words.js';
 
 /** The number of items to render at first, and to add near the end. */
@@ -33,8 +34,8 @@ export function Sidebar({ chat, user, items, loaded, selected, notifying, onSele
   const today = useToday();
   const list = useRef<HTMLUListElement>(null);
   useRoving(list, 'li > button');
-  const wanted = filter.trim().toLowerCase();
-  const found = wanted ? items.filter((item) => titleOf(item, user).toLowerCase().includes(wanted)) : items;
+  const wanted = filter.trim();
+  const found = wanted ? items.filter((item) => has(titleOf(item, user), wanted)) : items;
 
   const scrolled = () => {
     const { scrollTop, clientHeight, scrollHeight } = list.current!;

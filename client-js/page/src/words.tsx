@@ -143,7 +143,7 @@ export const stateText: Record<NonNullable<ChatMessage['state']>, string> = {
 /** Returns the number of one of eight colours, always the same for a name. */
 export function hueOf(name: string): number {
   let hash = 0;
-  for (const c of name) hash = (hash * 31 + c.codePointAt(0)!) | 0;
+  for (const c of name.normalize()) hash = (hash * 31 + c.codePointAt(0)!) | 0;
   return Math.abs(hash) % 8;
 }
 
