@@ -19,9 +19,11 @@ export const isPictureType = (mime: string | undefined): boolean => PICTURES.inc
 
 /** Returns a number of bytes as text. */
 export function sizeOf(bytes: number): string {
-  const mib = bytes / 1_048_576;
-  if (mib >= 1) return `${mib.toLocaleString(undefined, { maximumFractionDigits: 1 })} MiB`;
-  return `${Math.ceil(bytes / 1024).toLocaleString()} KiB`;
+  if (bytes < 1024) return `${bytes} ${bytes === 1 ? 'byte' : 'bytes'}`;
+  const kib = Math.ceil(bytes / 1024);
+  if (kib < 1024) return `${kib} KiB`;
+  const [size, unit] = bytes < 1024 ** 3 ? [bytes / 1024 ** 2, 'MiB'] : [bytes / 1024 ** 3, 'GiB'];
+  return `${size.toLocaleString(undefined, { maximumFractionDigits: 1 })} ${unit}`;
 }
 
 /** What the rows need for their files. */

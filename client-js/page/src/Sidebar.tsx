@@ -9,7 +9,7 @@ import type { Notifying } from './notify.js';
 import { Avatar, Icon, Skeleton } from './parts.js';
 import { useRoving } from './roving.js';
 import { has } from './search.js';
-import { Name, previewOf, titleOf } from './words.js';
+import { faceOf, Name, previewOf, titleOf } from './words.js';
 
 /** The number of items to render at first, and to add near the end. */
 const STEP = 60;
@@ -17,6 +17,8 @@ const STEP = 60;
 interface Props {
   chat: ChatClient;
   user: string;
+  /** What the user is called here. */
+  name: string;
   items: readonly InboxItem[];
   loaded: boolean;
   selected: string | undefined;
@@ -27,7 +29,7 @@ interface Props {
 }
 
 /** The inbox, with the buttons above it. */
-export function Sidebar({ chat, user, items, loaded, selected, notifying, onSelect, onSignOut, children }: Props) {
+export function Sidebar({ chat, user, name, items, loaded, selected, notifying, onSelect, onSignOut, children }: Props) {
   const [dialog, setDialog] = useState<'new' | 'browse'>();
   const [filter, setFilter] = useState('');
   const [shown, setShown] = useState(STEP);
@@ -51,9 +53,9 @@ export function Sidebar({ chat, user, items, loaded, selected, notifying, onSele
   return (
     <nav className="sidebar" aria-label="Conversations">
       <header>
-        <Avatar name={user} kind="dm" />
+        <Avatar name={name} kind="dm" />
         <h2 title={user}>
-          <Name of={user} />
+          <Name of={name} />
         </h2>
         {notifying && (
           <button
@@ -164,7 +166,7 @@ const Item = memo(
           aria-current={selected || undefined}
           onClick={() => onSelect(item.conversation)}
         >
-          <Avatar name={title} kind={item.kind} online={presence?.online} />
+          <Avatar name={faceOf(item, user)} kind={item.kind} online={presence?.online} />
           <span className="title">
             <Name of={title} />
             {muted && <Icon name="quiet" />}

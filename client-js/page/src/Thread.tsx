@@ -9,7 +9,7 @@ import { ConversationMenu } from './ConversationMenu.js';
 import { Details, Panel } from './Details.js';
 import { useToday } from './days.js';
 import { keepWriting, writingOf } from './drafts.js';
-import { headingOf, isOutside, kindOf, mayChange, mayEdit, maySend } from './facts.js';
+import { headingOf, isOutside, kindOf, mayChange, mayEdit, maySend, useNameOf } from './facts.js';
 import { MessageList } from './MessageList.js';
 import { Avatar, Confirm, Icon, Skeleton, useMedia } from './parts.js';
 import type { Actions } from './Row.js';
@@ -57,8 +57,9 @@ export const Thread = memo(function Thread({ chat, id, user, sounding, maySet, h
   const [problem, setProblem] = useState<string>();
   const { details, removed, error } = conversation;
   const kind = kindOf(conversation);
-  const title = headingOf(conversation, user);
-  const presence = usePresence(chat, item?.kind === 'dm' && item.name !== user ? item.name : undefined);
+  const face = useNameOf(conversation, user);
+  const title = headingOf(conversation, user, face);
+  const presence = usePresence(chat, kind === 'dm' && face && face !== user ? face : undefined);
   const outside = isOutside(conversation);
   const connected = useConnection(chat).at === 'connected';
   useToday();
@@ -126,6 +127,7 @@ export const Thread = memo(function Thread({ chat, id, user, sounding, maySet, h
     kind === 'dm'
       ? presenceText(presence)
       : details &&
+        !removed &&
         `${details.participantCount.toLocaleString()} ${details.participantCount === 1 ? 'member' : 'members'}${details.public ? ' · public' : ''}`;
 
   // Until it is known whether the user may post, there is neither a field nor a text in its place. There are two exceptions:
@@ -169,7 +171,7 @@ export const Thread = memo(function Thread({ chat, id, user, sounding, maySet, h
           <button type="button" className="quiet back" aria-label="Back to the conversations" onClick={() => onSelect(undefined)}>
             <Icon name="back" />
           </button>
-          <Avatar name={title} kind={kind ?? 'group'} online={presence?.online} />
+          <Avatar name={face} kind={kind ?? 'group'} online={presence?.online} />
           <div className="names">
             <h2>
               <Name of={title} />
@@ -301,6 +303,7 @@ export const Thread = memo(function Thread({ chat, id, user, sounding, maySet, h
                 details={details}
                 user={user}
                 title={title}
+                face={face}
                 onJump={(seq) => {
                   setTarget({ seq });
                   if (isNarrow) closeDetails();

@@ -5,9 +5,14 @@ import { ofBrowser, ofTab } from './store.js';
 /** The user who is signed in. */
 export interface Session {
   user: string;
+  /** The name that the user typed, if it is not the id. */
+  name?: string;
   /** The token that the user pasted, if the gateway issues no development tokens. */
   token?: string;
 }
+
+/** Returns what the page calls the user. */
+export const nameOf = (session: Session | undefined): string => session?.name ?? session?.user ?? '';
 
 /** The address of the page without its file name and query. A proxy may serve several gateways of one host under paths, so
  * storage keys contain the path. */
@@ -25,15 +30,20 @@ export const scope = new URL('.', socketUrl().replace(/v1\/ws$/, '')).href.repla
 
 const KEY = `chat-session ${base.pathname}`;
 
-/** Returns the session of this tab, or else the one that the browser remembers for new tabs. */
-export function remembered(): Session | undefined {
-  const text = ofTab.get(KEY) ?? ofBrowser.get(KEY);
+function parsed(text: string | null): Session | undefined {
   try {
     return text ? (JSON.parse(text) as Session) : undefined;
   } catch {
     return undefined;
   }
 }
+
+/** Returns the newest session of the browser. */
+export const newest = (): Session | undefined => parsed(ofBrowser.get(KEY));
+
+/** Returns the session of this tab. A new tab asks who uses it, except with the address of a conversation, as a notification opens it:
+ * then it has the newest session. */
+export const remembered = (): Session | undefined => parsed(ofTab.get(KEY)) ?? (/^#\/./.test(location.hash) ? newest() : undefined);
 
 /** Stores a session for this tab and for new tabs. */
 export function remember(session: Session): void {
@@ -45,7 +55,7 @@ export function remember(session: Session): void {
 /** Deletes the session of this tab. The one for new tabs stays if another user signed in meanwhile. */
 export function forget(user: string): void {
   ofTab.remove(KEY);
-  if (remembered()?.user === user) ofBrowser.remove(KEY);
+  if (newest()?.user === user) ofBrowser.remove(KEY);
 }
 
 /** Returns a token of any user. Only a gateway in development issues them, to pages of the same machine. */

@@ -11,10 +11,13 @@ export const plain = (name: string): string => name.replace(/[\u202a-\u202e\u206
 /** A name, isolated because it may have another text direction than the page. */
 export const Name = ({ of }: { of: string }) => <bdi>{plain(of)}</bdi>;
 
-export function titleOf(item: InboxItem, me: string): string {
+export function titleOf(item: Pick<InboxItem, 'kind' | 'name'>, me: string): string {
   if (item.kind === 'dm') return item.name && item.name !== me ? item.name : `${me} (you)`;
   return item.name || (item.kind === 'channel' ? 'A channel' : 'A group');
 }
+
+/** Returns the name for the avatar of a conversation. */
+export const faceOf = ({ kind, name }: Pick<InboxItem, 'kind' | 'name'>, me: string): string => name || (kind === 'dm' ? me : '');
 
 export function presenceText(presence: Presence | undefined): string {
   if (!presence) return '';
@@ -149,6 +152,7 @@ export function hueOf(name: string): number {
 
 /** Returns one or two letters for the avatar of a name. An emoji is never cut in half. */
 export function initialsOf(name: string): string {
-  const words = name.split(/[\s._-]+/u).filter((word) => /[\p{L}\p{N}\p{Emoji}]/u.test(word));
-  return words.slice(0, 2).map(firstOf).join('').toUpperCase() || '#';
+  // Brackets and quotes are no initials.
+  const words = name.split(/[\s._-]+/u).map((word) => word.replace(/^[^\p{L}\p{N}\p{Emoji}]+/u, ''));
+  return words.filter(Boolean).slice(0, 2).map(firstOf).join('').toUpperCase() || '#';
 }
