@@ -280,12 +280,35 @@ test('reactions: a bar that toggles, who reacted, and a picker for the keyboard'
   await until(async () => (await page.getByRole('menu').count()) === 0);
   expect(await focused(page)).toBe('Message menu');
   // Focus shows who reacted too.
-  await page.keyboard.press('Shift+Tab');
-  await page.keyboard.press('Shift+Tab');
+  await page.keyboard.press('ArrowLeft');
+  await page.keyboard.press('ArrowLeft');
   await until(async () => (await focused(page)) === 'idea, 1 person, you too');
   await page.getByRole('tooltip').filter({ hasText: 'You' }).waitFor();
   await page.keyboard.press('Escape');
   await until(async () => (await page.getByRole('tooltip').count()) === 0);
+});
+
+test('two forms of an emoji are one chip', async () => {
+  server.change('bob', { type: 'react', seq: 1, emoji: '❤' });
+  server.change('carol', { type: 'react', seq: 1, emoji: '❤\ufe0f' });
+  const page = await open();
+  const chip = row(page, 1).locator('.chip:not(.add)');
+  await page.getByRole('button', { name: 'heart, 2 people' }).hover();
+  expect(await chip.count()).toBe(1);
+  await page.getByRole('tooltip').filter({ hasText: 'bob, carol' }).waitFor();
+  // A click adds the own one, and another removes it.
+  await chip.click();
+  await page.getByRole('button', { name: 'heart, 3 people, you too' }).waitFor();
+  await chip.click();
+  await page.getByRole('button', { name: 'heart, 2 people', exact: true }).waitFor();
+  // So does the picker, which has only one form.
+  await chip.click();
+  await page.getByRole('button', { name: 'heart, 3 people, you too' }).waitFor();
+  await row(page, 1).getByRole('button', { name: 'Add a reaction' }).click();
+  const heart = page.getByRole('menuitemcheckbox', { name: 'heart', exact: true });
+  expect(await heart.getAttribute('aria-checked')).toBe('true');
+  await heart.click();
+  await page.getByRole('button', { name: 'heart, 2 people', exact: true }).waitFor();
 });
 
 test('a refused change is undone, and can be tried again or discarded; offline changes wait', async () => {

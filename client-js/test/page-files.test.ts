@@ -160,20 +160,20 @@ test('an upload that fails is tried again or removed', async () => {
   const [alice] = await two();
   await alice.route(
     '**/v1/attachments',
-    (route) => route.fulfill({ status: 413, json: { code: 'too_large', message: 'a file has 1 to 9 bytes' } }),
+    (route) => route.fulfill({ status: 413, json: { code: 'too_large', message: 'at most 9 MiB in a day' } }),
     {
       times: 1,
     },
   );
   await alice.locator('input[type=file]').setInputFiles({ name: 'a.txt', mimeType: 'text/plain', buffer: Buffer.from('text') });
-  await alice.getByText('a file has 1 to 9 bytes').waitFor();
+  await alice.getByText('at most 9 MiB in a day').waitFor();
   await alice.getByLabel('Message', { exact: true }).fill('text');
   expect(await alice.getByRole('button', { name: 'Send', exact: true }).isDisabled()).toBe(true);
   await alice.getByRole('button', { name: 'Upload a.txt again' }).click();
   await alice.locator('.attached li[data-state="ready"]').waitFor();
   await send(alice);
   await alice
-    .locator('.message[data-state="sent"] .attachment, .message[data-state="read"] .attachment', { hasText: 'a.txt 1 KiB' })
+    .locator('.message[data-state="sent"] .attachment, .message[data-state="read"] .attachment', { hasText: 'a.txt 4 bytes' })
     .waitFor();
   await gateway.kill();
   await alice.locator('input[type=file]').setInputFiles({ name: 'later.txt', mimeType: 'text/plain', buffer: Buffer.from('later') });

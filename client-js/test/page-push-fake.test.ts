@@ -212,6 +212,7 @@ test('the next user of a browser ends the pushes of one who did not sign out', a
   // Another page of the same user ends nothing.
   const again = await context.newPage();
   await again.goto(server.page);
+  await again.getByRole('button', { name: 'Sign in' }).click();
   await until(() => server.received('device_set').length === 2, 'registered again');
   expect([await shown(again), (await noted(again)).unsubscribed]).toEqual([1, 0]);
   // As if all of this were Carol's. The fake gateway knows only Alice.
@@ -220,6 +221,7 @@ test('the next user of a browser ends the pushes of one who did not sign out', a
   });
   const next = await context.newPage();
   await next.goto(server.page);
+  await next.getByRole('button', { name: 'Sign in' }).click();
   await until(async () => (await shown(next)) === 0, 'closed');
   await until(() => server.received('device_set').length === 3, 'registered for the next user');
   expect((await noted(next)).unsubscribed).toBe(1);

@@ -71,6 +71,16 @@ test('a notification has whole characters', async () => {
   expect((await shown()).at(-1)).toBe(kept);
 });
 
+test('a direction character does not show another ending than a link or a file has', async () => {
+  const [a, b] = [user('alice'), user('bob')];
+  await (await (await gateway.connect(b)).dm(a)).send('see https://example.com/\u202Egpj.exe');
+  const alice = await people.signIn(await people.person(), a);
+  await openDm(alice, b);
+  expect(await alice.locator('.body a').textContent()).toBe('https://example.com/%E2%80%AEgpj.exe');
+  await alice.locator('input[type=file]').setInputFiles({ name: 'photo\u202Egpj.exe', mimeType: '', buffer: Buffer.from('x') });
+  expect(await alice.locator('.attached bdi').textContent()).toBe('photogpj.exe');
+});
+
 test('names are refused whole, and descriptions are cut between whole characters', async () => {
   const alice = await people.signIn(await people.person(), user('alice'));
   await openDm(alice, user('bob'));

@@ -8,7 +8,7 @@ import { type Notifying, useNotifications } from './notify.js';
 import { useDevices } from './pushing.js';
 import { Sidebar } from './Sidebar.js';
 import { SignIn } from './SignIn.js';
-import { developmentToken, forget, remember, remembered, type Session, scope, socketUrl } from './session.js';
+import { developmentToken, forget, nameOf, remember, remembered, type Session, scope, socketUrl } from './session.js';
 import { useSignOut } from './sign-out.js';
 import { useSound } from './sound.js';
 import { Thread } from './Thread.js';
@@ -129,6 +129,7 @@ function Chat({ session, onSignOut }: { session: Session; onSignOut: (why?: stri
       <Sidebar
         chat={chat}
         user={user}
+        name={nameOf(session)}
         items={items}
         loaded={loaded}
         selected={selected}

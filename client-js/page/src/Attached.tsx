@@ -6,6 +6,7 @@ import { numberOf, useUploads } from './attaching.js';
 import { isPictureType, sizeOf } from './Files.js';
 import { KeptNote } from './kept.js';
 import { Icon } from './parts.js';
+import { Name } from './words.js';
 
 /** The longer side of a preview in pixels of the canvas. */
 const PREVIEW_PX = 128;
@@ -28,22 +29,29 @@ export function Attached({ files, onRemove }: Props) {
   );
 }
 
+/** Returns the largest size of a file, if that is why it was refused: it will never be taken. */
+function maxOf(error: Upload['error']): number {
+  const [, max = 0] = (error?.code === 'too_large' && /^a file has (?:1 to|at most) (\d+) bytes$/.exec(error.message)) || [];
+  return Number(max);
+}
+
 function AttachedFile({ file, onRemove }: { file: Upload; onRemove: (file: Upload) => void }) {
   const [only] = useState(() => [file]);
   useUploads(only);
   const { name, size, sent, state, error, metadata } = file;
   const isPicture = isPictureType(file.blob.type);
+  const max = maxOf(error);
   const [alt, setAlt] = useState(file.alt ?? '');
   return (
     <li data-state={state}>
       {isPicture && <Preview file={file} />}
       <div>
         <p>
-          <bdi>{name}</bdi> <small>{sizeOf(size)}</small>
+          <Name of={name} /> <small>{sizeOf(size)}</small>
         </p>
         {state === 'failed' ? (
           <p role="alert" className="problem">
-            {error?.message ?? 'Not uploaded.'}
+            {max ? `A file may have at most ${sizeOf(max)}.` : (error?.message ?? 'Not uploaded.')}
           </p>
         ) : (
           <progress aria-label={`Upload of ${name}`} max={Math.max(1, size)} value={state === 'ready' ? Math.max(1, size) : sent} />
@@ -64,7 +72,7 @@ function AttachedFile({ file, onRemove }: { file: Upload; onRemove: (file: Uploa
           />
         )}
       </div>
-      {state === 'failed' && (
+      {state === 'failed' && !max && (
         <button type="button" className="quiet" aria-label={`Upload ${name} again`} title="Try again" onClick={() => file.retry()}>
           <Icon name="again" />
         </button>

@@ -1,12 +1,15 @@
 import { useEffect, useRef, useState } from 'react';
 import type { ChatClient, PublicConversation } from '../../src/index.js';
 import { Avatar, Dialog, Skeleton } from './parts.js';
+import { useRoving } from './roving.js';
 import { Name } from './words.js';
 
 /** The dialog that lists public groups and channels. */
 export function Browse({ chat, onOpen, onClose }: { chat: ChatClient; onOpen: (id: string) => void; onClose: () => void }) {
   const [items, setItems] = useState<PublicConversation[]>([]);
   const [state, setState] = useState<'loading' | 'more' | 'end' | string>('loading');
+  const list = useRef<HTMLUListElement>(null);
+  useRoving(list, 'li > button');
   const pages = useRef<AsyncGenerator<PublicConversation[]>>(undefined);
 
   const load = async () => {
@@ -29,7 +32,7 @@ export function Browse({ chat, onOpen, onClose }: { chat: ChatClient; onOpen: (i
 
   return (
     <Dialog title="Public conversations" onClose={onClose}>
-      <ul className="browse" aria-busy={state === 'loading'}>
+      <ul ref={list} className="browse" aria-busy={state === 'loading'}>
         {items.map(({ conversation, kind, name }) => (
           <li key={conversation}>
             <button type="button" onClick={() => onOpen(conversation)}>

@@ -1,17 +1,19 @@
 import { type ClipboardEvent, type FormEvent, type KeyboardEvent, useEffect, useLayoutEffect, useRef, useState } from 'react';
 import { cut } from '../../src/cut.js';
-import type { ChatMessage, Conversation, Upload } from '../../src/index.js';
+import type { ChatMessage, Conversation, Seq, Upload } from '../../src/index.js';
+import { useMessage } from '../../src/react.js';
 import { Attached } from './Attached.js';
-import { type Attaching, useUploads } from './attaching.js';
-import { draftOf, keepDraft } from './drafts.js';
+import { type Attaching, filesOf, hasFiles, isPictureOfText, useUploads } from './attaching.js';
+import { asBody, keepWriting, writingOf } from './drafts.js';
 import { Icon, useMedia } from './parts.js';
-import { Name } from './words.js';
+import { gistOf, Name } from './words.js';
 
 interface Props {
   user: string;
   conversation: Conversation;
   bodyBytes: number;
-  replyTo: ChatMessage | undefined;
+  /** The seq of the message that is answered. */
+  replyTo: Seq | undefined;
   /** The message whose text is being edited. If it was deleted meanwhile, the composer ends the editing. */
   editing: ChatMessage | undefined;
   /** The files of the next message. */
@@ -19,21 +21,22 @@ interface Props {
   onCancelReply: () => void;
   /** Edits the user's last message, or ends it. */
   onEdit: (message: 'last' | undefined) => void;
-  onSent: () => void;
+  onSent: (body: string) => void;
 }
 
 /** The field to write a message in. */
 export function Composer({ user, conversation, bodyBytes, replyTo, editing: edits, attaching, onCancelReply, onEdit, onSent }: Props) {
   const editing = edits?.deleted ? undefined : edits;
-  const [draft, setDraft] = useState(() => draftOf(user, conversation.id));
-  const [edited, setEdited] = useState('');
+  const [kept] = useState(() => writingOf(user, conversation.id));
+  const [draft, setDraft] = useState(kept.text);
+  const [edited, setEdited] = useState(kept.edit?.text ?? '');
   /** The message as it was when the editing began. */
-  const [from, setFrom] = useState<ChatMessage>();
+  const [from, setFrom] = useState(kept.edit?.from);
   const [notice, setNotice] = useState<string>();
   const text = editing ? edited : draft;
   const onTouch = useMedia('(pointer: coarse)');
   const field = useRef<HTMLTextAreaElement>(null);
-  const body = text.trim();
+  const body = asBody(text);
   // Files need no text.
   const files = editing ? [] : attaching.files;
   useUploads(attaching.files);
@@ -56,8 +59,11 @@ export function Composer({ user, conversation, bodyBytes, replyTo, editing: edit
   // biome-ignore lint/correctness/useExhaustiveDependencies: a change of the message must not replace what the user wrote.
   useLayoutEffect(() => {
     if (!editing) return;
-    setEdited(editing.body);
-    setFrom(editing);
+    const { edit: begun } = writingOf(user, conversation.id);
+    const edit = begun?.from.key === editing.key ? begun : { from: editing, text: editing.body };
+    keepWriting(user, conversation.id, { edit });
+    setEdited(edit.text);
+    setFrom(edit.from);
     setNotice(undefined);
   }, [editedKey]);
   const isChanged = editing?.key === from?.key && editing?.body !== from?.body;
@@ -65,7 +71,7 @@ export function Composer({ user, conversation, bodyBytes, replyTo, editing: edit
   // biome-ignore lint/correctness/useExhaustiveDependencies: once, with what was typed until then.
   useLayoutEffect(() => {
     if (!isDeleted) return;
-    const isTyped = edits?.key === from?.key && edited.trim() !== from?.body;
+    const isTyped = edits?.key === from?.key && asBody(edited) !== from?.body;
     if (isTyped) keep([draft, edited].filter((text) => text.trim()).join('\n'));
     setNotice(`The message was deleted.${isTyped ? ' Your text is kept here as a draft.' : ''}`);
     onEdit(undefined);
@@ -73,11 +79,14 @@ export function Composer({ user, conversation, bodyBytes, replyTo, editing: edit
 
   const keep = (value: string) => {
     setDraft(value);
-    keepDraft(user, conversation.id, value);
+    keepWriting(user, conversation.id, { text: value });
   };
 
   const write = (value: string) => {
-    if (editing) return setEdited(value);
+    if (editing) {
+      keepWriting(user, conversation.id, { edit: { from: from ?? editing, text: value } });
+      return setEdited(value);
+    }
     setNotice(undefined);
     keep(value);
     if (value.trim()) conversation.sendTyping();
@@ -93,19 +102,17 @@ export function Composer({ user, conversation, bodyBytes, replyTo, editing: edit
     }
     // The list shows whether it was sent.
     const attachments = attaching.take();
-    conversation.send(body, { ...(attachments.length && { attachments }), ...(replyTo?.seq && { replyTo: replyTo.seq }) }).catch(() => {});
+    conversation.send(body, { ...(attachments.length && { attachments }), ...(replyTo && { replyTo }) }).catch(() => {});
     setNotice(undefined);
     keep('');
-    onSent();
+    onSent(body);
     field.current?.focus();
   };
   const picker = useRef<HTMLInputElement>(null);
   const pasted = (event: ClipboardEvent) => {
-    const { files, types } = event.clipboardData;
-    // Programs that copy text add a picture of it.
-    if (!files.length || editing || types.includes('text/plain')) return;
+    if (editing || !hasFiles(event.clipboardData) || isPictureOfText(event.clipboardData)) return;
     event.preventDefault();
-    attaching.attach(files);
+    attaching.attach(filesOf(event.clipboardData));
   };
   const remove = (file: Upload) => {
     attaching.remove(file);
@@ -116,6 +123,9 @@ export function Composer({ user, conversation, bodyBytes, replyTo, editing: edit
     send();
   };
   const pressed = (event: KeyboardEvent) => {
+    // An input method has the key: Enter chooses a word, and Escape gives one up. Safari ends the composition before it reports the
+    // key: `isComposing` is then false, and only the key code 229 tells.
+    if (event.nativeEvent.isComposing || event.keyCode === 229) return;
     if (event.key === 'Escape' && editing) return onEdit(undefined);
     if (event.key === 'Escape' && replyTo) onCancelReply();
     if (event.key === 'ArrowUp' && !text && !editing && !event.altKey && !event.ctrlKey && !event.metaKey && !event.shiftKey) {
@@ -123,9 +133,6 @@ export function Composer({ user, conversation, bodyBytes, replyTo, editing: edit
       return onEdit('last');
     }
     if (event.key !== 'Enter' || event.shiftKey) return;
-    // In an input method Enter chooses a word. Safari ends the composition before it reports the key: `isComposing` is then
-    // false, and only the key code 229 tells.
-    if (event.nativeEvent.isComposing || event.keyCode === 229) return;
     // Keyboards on a screen have no Shift+Enter, so there Enter begins a new line and the button sends.
     if (onTouch && !event.ctrlKey && !event.metaKey) return;
     event.preventDefault();
@@ -148,9 +155,7 @@ export function Composer({ user, conversation, bodyBytes, replyTo, editing: edit
       )}
       {replyTo && !editing && (
         <p className="replying">
-          <span>
-            Reply to <Name of={replyTo.sender} />: <bdi>{cut(replyTo.body, 100) || 'an attachment'}</bdi>
-          </span>
+          <Answered conversation={conversation} seq={replyTo} />
           <button type="button" className="quiet" aria-label="Do not reply" onClick={onCancelReply}>
             <Icon name="close" />
           </button>
@@ -172,7 +177,7 @@ export function Composer({ user, conversation, bodyBytes, replyTo, editing: edit
               multiple
               hidden
               onChange={({ currentTarget }) => {
-                attaching.attach(currentTarget.files ?? []);
+                attaching.attach({ files: [...(currentTarget.files ?? [])] });
                 // The same file may be chosen again.
                 currentTarget.value = '';
                 field.current?.focus();
@@ -206,5 +211,16 @@ export function Composer({ user, conversation, bodyBytes, replyTo, editing: edit
         </button>
       </div>
     </form>
+  );
+}
+
+/** Which message is answered, as it is now: it may be edited or deleted meanwhile. */
+function Answered({ conversation, seq }: { conversation: Conversation; seq: Seq }) {
+  const message = useMessage(conversation, seq);
+  if (!message) return <span>Reply to message {seq}</span>;
+  return (
+    <span>
+      Reply to <Name of={message.sender} />: {gistOf(message, 100)}
+    </span>
   );
 }

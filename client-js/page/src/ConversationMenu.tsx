@@ -2,10 +2,10 @@
 import { useState } from 'react';
 import type { Conversation } from '../../src/index.js';
 import { now } from './clock.js';
+import { mutedText } from './days.js';
 import { Menu } from './Popup.js';
 import { Icon } from './parts.js';
 import type { Sounding } from './sound.js';
-import { mutedText } from './words.js';
 
 const HOUR = 3600 * 1000;
 

@@ -1,7 +1,9 @@
 import { type FormEvent, type ReactNode, useCallback, useEffect, useRef, useState } from 'react';
 import type { Conversation, ConversationDetails, Participant, Role } from '../../src/index.js';
-import { Avatar, Confirm, Icon, Skeleton } from './parts.js';
-import { dateOf, exactly, Name } from './words.js';
+import { dateOf, exactly } from './days.js';
+import { idOf } from './ids.js';
+import { Avatar, Confirm, Dialog, Icon, Skeleton } from './parts.js';
+import { Name } from './words.js';
 
 const PAGE = 50;
 const rank: Record<Role, number> = { member: 0, admin: 1, owner: 2 };
@@ -11,6 +13,8 @@ interface Props {
   details: ConversationDetails;
   user: string;
   title: string;
+  /** The name for the avatar. */
+  face: string;
   onJump: (seq: number) => void;
 }
 
@@ -26,7 +30,7 @@ export function Panel({ onClose, children }: { onClose: () => void; children: Re
       tabIndex={-1}
       onKeyDown={(event) => {
         // Escape in a dialog inside the panel closes the dialog only.
-        if (event.key === 'Escape' && !(event.target as Element).closest('dialog')) onClose();
+        if (event.key === 'Escape' && !event.nativeEvent.isComposing && !(event.target as Element).closest('dialog')) onClose();
       }}
     >
       <header>
@@ -41,7 +45,7 @@ export function Panel({ onClose, children }: { onClose: () => void; children: Re
 }
 
 /** The details and members of a conversation, and the controls to change them. */
-export function Details({ conversation, details, user, title, onJump }: Props) {
+export function Details({ conversation, details, user, title, face, onJump }: Props) {
   const [members, setMembers] = useState<Participant[]>();
   const [more, setMore] = useState(false);
   const [problem, setProblem] = useState<string>();
@@ -49,6 +53,8 @@ export function Details({ conversation, details, user, title, onJump }: Props) {
   const [asking, setAsking] = useState<{ remove?: string }>();
   const pages = useRef<AsyncGenerator<Participant[]>>(undefined);
   const { kind, role } = details;
+  /** The gateway refuses the last owner. With more pages of members there may be others. */
+  const isLastOwner = role === 'owner' && !!members && !more && members.filter((member) => member.role === 'owner').length === 1;
   const isAdmin = role === 'admin' || role === 'owner';
 
   const load = useCallback(
@@ -96,18 +102,20 @@ export function Details({ conversation, details, user, title, onJump }: Props) {
   return (
     <>
       <div className="about">
-        <Avatar name={title} kind={kind} />
+        <Avatar name={face} kind={kind} />
         <h3>
           <Name of={title} />
         </h3>
         <p>
           Created by <Name of={details.createdBy} /> on <time title={exactly(details.createdAt)}>{dateOf(details.createdAt)}</time>
         </p>
-        <p>
-          <button type="button" onClick={() => onJump(1)}>
-            Go to the first of {conversation.head.toLocaleString()} messages
-          </button>
-        </p>
+        {conversation.head > 1 && (
+          <p>
+            <button type="button" onClick={() => onJump(1)}>
+              Go to the first of {conversation.head.toLocaleString()} messages
+            </button>
+          </p>
+        )}
       </div>
       {problem && (
         <p role="alert" className="problem">
@@ -146,7 +154,7 @@ export function Details({ conversation, details, user, title, onJump }: Props) {
             />
             Public: listed, and anyone may join
           </label>
-          <form onSubmit={submit((who) => conversation.add(who))}>
+          <form onSubmit={submit((who) => conversation.add(idOf(who)))}>
             <label>
               Add somebody
               <input name="value" autoComplete="off" autoCapitalize="none" spellCheck={false} required />
@@ -213,6 +221,10 @@ export function Details({ conversation, details, user, title, onJump }: Props) {
           >
             <Name of={asking.remove} /> will not see new messages of <Name of={title} />.
           </Confirm>
+        ) : isLastOwner ? (
+          <Dialog title="You are the only owner" onClose={() => setAsking(undefined)}>
+            <p>To leave, make another member an owner first.</p>
+          </Dialog>
         ) : (
           <Confirm title={`Leave this ${kind}?`} action="Leave" onConfirm={() => conversation.leave()} onClose={() => setAsking(undefined)}>
             You will not see new messages of <Name of={title} />.{' '}

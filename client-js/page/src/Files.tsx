@@ -3,6 +3,7 @@ import { Fragment, useEffect, useState } from 'react';
 import type { Attachment, AttachmentUrl } from '../../src/index.js';
 import { KeptNoteOf } from './kept.js';
 import { Dialog } from './parts.js';
+import { Name, plain } from './words.js';
 
 /** The largest thumbnail in CSS pixels. */
 const [WIDTH_MAX, HEIGHT_MAX] = [320, 240];
@@ -18,17 +19,17 @@ export const isPictureType = (mime: string | undefined): boolean => PICTURES.inc
 
 /** Returns a number of bytes as text. */
 export function sizeOf(bytes: number): string {
-  const mib = bytes / 1_048_576;
-  if (mib >= 1) return `${mib.toLocaleString(undefined, { maximumFractionDigits: 1 })} MiB`;
-  return `${Math.ceil(bytes / 1024).toLocaleString()} KiB`;
+  if (bytes < 1024) return `${bytes} ${bytes === 1 ? 'byte' : 'bytes'}`;
+  const kib = Math.ceil(bytes / 1024);
+  if (kib < 1024) return `${kib} KiB`;
+  const [size, unit] = bytes < 1024 ** 3 ? [bytes / 1024 ** 2, 'MiB'] : [bytes / 1024 ** 3, 'GiB'];
+  return `${size.toLocaleString(undefined, { maximumFractionDigits: 1 })} ${unit}`;
 }
 
 /** What the rows need for their files. */
 export interface FileActions {
   /** Returns the addresses of an uploaded file. */
   address: (id: string) => Promise<AttachmentUrl>;
-  /** Shows a picture in full. */
-  show: (picture: Attachment) => void;
 }
 
 /** @param own Whether the user uploaded them. */
@@ -62,7 +63,7 @@ export function Files({ files, actions, own }: { files: readonly Attachment[]; a
 function NameAndSize({ file: { name, url, size } }: { file: Attachment }) {
   return (
     <>
-      <bdi>{name || url || 'a file'}</bdi>
+      <Name of={name || url || 'a file'} />
       {size !== undefined && <small> {sizeOf(size)}</small>}
     </>
   );
@@ -98,21 +99,26 @@ function Picture({ file, actions }: { file: Attachment; actions: FileActions }) 
   const { id, name, alt, width, height } = file;
   const { address, error } = useAddress(id!, actions);
   const [isBroken, setIsBroken] = useState(false);
+  /** Whether it is shown in full. That ends with the message, so a deleted picture does not stay in sight. */
+  const [isShown, setIsShown] = useState(false);
   if (error || isBroken) return <FileLink file={file} actions={actions} />;
   const scale = Math.min(1, WIDTH_MAX / width!, HEIGHT_MAX / height!);
   const [w, h] = [width!, height!].map((side) => Math.max(SIDE_MIN, Math.round(side * scale)));
   const text = alt || name || 'A picture';
   return (
-    <button
-      type="button"
-      className="picture"
-      style={{ width: `${w}px`, aspectRatio: `${w} / ${h}` }}
-      title={alt || name}
-      aria-label={`Show ${text}`}
-      onClick={() => actions.show(file)}
-    >
-      {address && <img src={address.thumb ?? address.url} alt={text} draggable={false} onError={() => setIsBroken(true)} />}
-    </button>
+    <>
+      <button
+        type="button"
+        className="picture"
+        style={{ width: `${w}px`, aspectRatio: `${w} / ${h}` }}
+        title={plain(alt || name || '')}
+        aria-label={`Show ${text}`}
+        onClick={() => setIsShown(true)}
+      >
+        {address && <img src={address.thumb ?? address.url} alt={text} draggable={false} onError={() => setIsBroken(true)} />}
+      </button>
+      {isShown && <Lightbox file={file} actions={actions} onClose={() => setIsShown(false)} />}
+    </>
   );
 }
 
@@ -145,7 +151,7 @@ function FileLink({ file, actions }: { file: Attachment; actions: FileActions })
 function save(url: string, { name = 'file', mime }: Attachment): void {
   const link = document.createElement('a');
   link.href = url;
-  link.download = name;
+  link.download = plain(name);
   // Of other media types no browser shows anything.
   if (/^(image|video|audio)\//.test(mime ?? '')) Object.assign(link, elsewhere(url));
   link.click();
@@ -155,11 +161,11 @@ function save(url: string, { name = 'file', mime }: Attachment): void {
 const elsewhere = (url: string) => (new URL(url).origin === location.origin ? {} : { target: '_blank', rel: 'noopener' });
 
 /** A picture in full, with a link to download it. */
-export function Lightbox({ file, actions, onClose }: { file: Attachment; actions: FileActions; onClose: () => void }) {
+function Lightbox({ file, actions, onClose }: { file: Attachment; actions: FileActions; onClose: () => void }) {
   const { id, name, alt, width, height } = file;
   const { address, error } = useAddress(id!, actions);
   return (
-    <Dialog title={name || 'A picture'} className="lightbox" onClose={onClose}>
+    <Dialog title={plain(name || 'A picture')} className="lightbox" onClose={onClose}>
       {error ? (
         <p role="alert" className="problem">
           {error.message}
@@ -169,7 +175,7 @@ export function Lightbox({ file, actions, onClose }: { file: Attachment; actions
       )}
       {alt && <p>{alt}</p>}
       {address && (
-        <a data-first href={address.url} download={name ?? ''} {...elsewhere(address.url)}>
+        <a data-first href={address.url} download={plain(name ?? '')} {...elsewhere(address.url)}>
           Download
         </a>
       )}

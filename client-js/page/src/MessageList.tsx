@@ -1,11 +1,13 @@
 /** The list of messages. It loads ten at a time in both directions and keeps some hundreds in the document. The messages in
  * sight do not move when others are added or removed above them. */
 import { Fragment, useCallback, useEffect, useLayoutEffect, useRef, useState } from 'react';
-import { cut } from '../../src/cut.js';
 import type { ConversationView } from '../../src/react.js';
+import { Announcements } from './Announcements.js';
+import { isAttended, onAttention } from './attention.js';
+import { dayName, dayOf, useToday } from './days.js';
 import { Icon, Skeleton } from './parts.js';
 import { type Actions, Row } from './Row.js';
-import { dayName, dayOf } from './words.js';
+import { useRoving } from './roving.js';
 
 /** The time within which messages of one sender form a group. */
 const GROUP_MS = 5 * 60 * 1000;
@@ -62,6 +64,7 @@ export function MessageList({ user, view, connected, unreadFrom, withSenders, ta
     if (connected) problem?.again();
   }, [connected]);
 
+  const setStop = useRoving(box, '[data-key]');
   const rows = useCallback(() => box.current!.querySelectorAll<HTMLElement>('[data-key]'), []);
 
   /** Notes the position, marks messages in sight as read, and loads more near an end. */
@@ -81,15 +84,18 @@ export function MessageList({ user, view, connected, unreadFrom, withSenders, ta
     const below = scrollHeight - scrollTop - clientHeight;
     atBottom.current = conversation.atEnd && below < END_PX;
     setAway(!conversation.atEnd || below > clientHeight);
-    if (document.visibilityState === 'visible' && conversation.item) {
-      let seen = 0;
-      for (let i = low; i < all.length && all[i]!.offsetTop < scrollTop + clientHeight; i++) seen = Number(all[i]!.dataset.seq) || seen;
-      if (seen) conversation.read(atBottom.current ? Math.max(seen, conversation.head) : seen);
+    let seen = 0;
+    let lowest = all[low];
+    for (let i = low; i < all.length && all[i]!.offsetTop < scrollTop + clientHeight; i++) {
+      lowest = all[i];
+      seen = Number(lowest!.dataset.seq) || seen;
     }
+    setStop(lowest);
+    if (seen && isAttended() && conversation.item) conversation.read(atBottom.current ? Math.max(seen, conversation.head) : seen);
     if (conversation.loading || failing.current || !conversation.messages.length) return;
     if (scrollTop < clientHeight * AHEAD && !conversation.atStart) void attempt(() => conversation.loadOlder());
     else if (below < clientHeight * AHEAD && !conversation.atEnd) void attempt(() => conversation.loadNewer());
-  }, [conversation, rows, attempt]);
+  }, [conversation, rows, attempt, setStop]);
 
   const toEnd = useCallback(() => {
     // The box is gone when its last resize is reported, or when a page arrives after the list was closed.
@@ -115,18 +121,23 @@ export function MessageList({ user, view, connected, unreadFrom, withSenders, ta
     const line = scroller.querySelector<HTMLElement>('.unread-line');
     // The former first or last row, whichever is still there, has moved as far as all messages in sight.
     const edge = edges.current.map(({ key, end }) => ({ row: rowOf(key), end })).find(({ row }) => row);
-    if (!placed.current && messages.length) {
-      placed.current = true;
+    const toLine = () => {
       if (line) scroller.scrollTop = line.offsetTop - scroller.clientHeight / 3;
       else toEnd();
+    };
+    if (!placed.current && messages.length) {
+      placed.current = true;
+      toLine();
     } else if (goal.current === undefined || !showGoal()) {
-      if (atBottom.current || !edge) toEnd();
+      // What comes while nobody looks stays below the line, until the user scrolls on.
+      if (atBottom.current && !isAttended()) toLine();
+      else if (atBottom.current || !edge) toEnd();
       else scroller.scrollTop += endOf(edge.row!, scroller) - edge.end;
     }
     const all = rows();
     edges.current = [all[0], all[all.length - 1]].flatMap((row) => (row ? [{ key: row.dataset.key!, end: endOf(row, scroller) }] : []));
     look();
-  }, [messages, view]);
+  }, [messages, view, unreadFrom]);
 
   useEffect(() => {
     const resized = new ResizeObserver(() => {
@@ -134,10 +145,10 @@ export function MessageList({ user, view, connected, unreadFrom, withSenders, ta
       look();
     });
     resized.observe(box.current!);
-    document.addEventListener('visibilitychange', look);
+    const offAttention = onAttention(look);
     return () => {
       resized.disconnect();
-      document.removeEventListener('visibilitychange', look);
+      offAttention();
     };
   }, [look, toEnd]);
 
@@ -162,9 +173,9 @@ export function MessageList({ user, view, connected, unreadFrom, withSenders, ta
       onSeenAll();
     });
 
+  const today = useToday();
   const unread = conversation.item?.unread ?? 0;
   const first = messages[0];
-  const last = messages.at(-1);
   const lineInList = unreadFrom !== undefined && messages.some((message) => message.seq === unreadFrom);
   return (
     <div className="messages-frame">
@@ -172,14 +183,14 @@ export function MessageList({ user, view, connected, unreadFrom, withSenders, ta
         ref={box}
         className="messages"
         onScroll={look}
-        // biome-ignore lint/a11y/noNoninteractiveTabindex: the keyboard scrolls it.
-        tabIndex={0}
+        tabIndex={-1}
         role="log"
         aria-live="off"
         aria-label="Messages"
         aria-busy={conversation.loading}
       >
-        <div className="rows">
+        {/* Another zone changes the time of each message. */}
+        <div className="rows" key={today.split(' ')[0]}>
           {conversation.atStart && first && <p className="beginning">This is the beginning of the conversation.</p>}
           {!first && !conversation.atEnd && !conversation.error && <Skeleton rows={7} />}
           {!first && conversation.atEnd && <p className="beginning">No messages yet. Say hello!</p>}
@@ -210,10 +221,7 @@ export function MessageList({ user, view, connected, unreadFrom, withSenders, ta
           })}
         </div>
       </div>
-      {/* Screen readers announce new messages, but not those that the user scrolls through. */}
-      <p className="sr-only" aria-live="polite">
-        {conversation.atEnd && last && last.sender !== user && last.kind === 'text' && `${last.sender}: ${cut(last.body, 200)}`}
-      </p>
+      <Announcements conversation={conversation} user={user} />
       {unreadFrom !== undefined && !lineInList && (
         <button type="button" className="float top" onClick={() => jump(unreadFrom)}>
           <Icon name="up" /> First unread message

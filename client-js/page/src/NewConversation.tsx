@@ -1,5 +1,6 @@
 import { type FormEvent, useState } from 'react';
 import type { ChatClient, Posting } from '../../src/index.js';
+import { idOf, idsOf } from './ids.js';
 import { Dialog } from './parts.js';
 
 const kinds = { dm: 'Direct chat', group: 'Group', channel: 'Channel' } as const;
@@ -14,15 +15,13 @@ export function NewConversation({ chat, onOpen, onClose }: { chat: ChatClient; o
     event.preventDefault();
     const fields = new FormData(event.currentTarget);
     const text = (name: string) => String(fields.get(name) ?? '').trim();
-    const participants = text('people')
-      .split(/[\s,;]+/)
-      .filter(Boolean);
+    const participants = idsOf(text('people'));
     const name = text('name');
     setBusy(true);
     setError(undefined);
     try {
       const what = { participants, ...(name && { name }), public: fields.has('public'), posting: text('posting') as Posting };
-      const made = kind === 'dm' ? chat.dm(text('people')) : kind === 'group' ? chat.createGroup(what) : chat.createChannel(what);
+      const made = kind === 'dm' ? chat.dm(idOf(text('people'))) : kind === 'group' ? chat.createGroup(what) : chat.createChannel(what);
       onOpen((await made).id);
     } catch (thrown) {
       setError((thrown as Error).message);

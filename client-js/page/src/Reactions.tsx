@@ -1,7 +1,7 @@
 /** The reactions under a message, and the picker that adds one. */
 import { memo, useEffect, useId, useRef, useState } from 'react';
 import type { ChatMessage, Conversation } from '../../src/index.js';
-import { COLUMNS, EMOJI, nameOf } from './emoji.js';
+import { COLUMNS, EMOJI, isSame, nameOf, shownAs } from './emoji.js';
 import { Menu, Note } from './Popup.js';
 import { Icon } from './parts.js';
 
@@ -11,9 +11,13 @@ const NAMED = 12;
 const NOTE_MS = 4_000;
 
 /** Adds the user's reaction, or removes it. A refusal is shown at the message. */
-export function toggle(conversation: Conversation, { seq, key, mine }: ChatMessage, emoji: string): void {
-  const isOwn = mine?.includes(emoji);
-  (isOwn ? conversation.unreact(seq ?? key, emoji) : conversation.react(seq ?? key, emoji)).catch(() => {});
+export function toggle(conversation: Conversation, { seq, key, mine, reactions = {} }: ChatMessage, emoji: string): void {
+  const own = mine?.filter((one) => isSame(one, emoji)) ?? [];
+  for (const one of own) conversation.unreact(seq ?? key, one).catch(() => {});
+  if (own.length) return;
+  // The one that others chose, so that all are counted together everywhere.
+  const chosen = Object.keys(reactions).find((one) => isSame(one, emoji)) ?? emoji;
+  conversation.react(seq ?? key, chosen).catch(() => {});
 }
 
 interface Props {
@@ -28,13 +32,22 @@ interface Props {
 export const Reactions = memo(function Reactions({ conversation, message, user, may }: Props) {
   const [anchor, setAnchor] = useState<HTMLElement>();
   const { reactions = {} } = message;
-  const emoji = Object.keys(reactions);
+  const all = Object.keys(reactions);
+  const emoji = all.filter((one, i) => all.findIndex((other) => isSame(one, other)) === i);
   if (!emoji.length) return null;
   return (
     // biome-ignore lint/a11y/useSemanticElements: a fieldset would need a legend in sight.
     <div className="reactions" role="group" aria-label="Reactions">
       {emoji.map((one) => (
-        <Chip key={one} conversation={conversation} message={message} user={user} may={may} emoji={one} count={reactions[one]!} />
+        <Chip
+          key={one}
+          conversation={conversation}
+          message={message}
+          user={user}
+          may={may}
+          emoji={shownAs(one)}
+          forms={all.filter((other) => isSame(one, other)).join(' ')}
+        />
       ))}
       {may && (
         <button
@@ -54,8 +67,10 @@ export const Reactions = memo(function Reactions({ conversation, message, user, 
   );
 });
 
-function Chip({ conversation, message, user, may, emoji, count }: Props & { emoji: string; count: number }) {
-  const isOwn = message.mine?.includes(emoji) ?? false;
+/** @param forms The forms in which users chose the emoji, with spaces between. */
+function Chip({ conversation, message, user, may, emoji, forms }: Props & { emoji: string; forms: string }) {
+  const isOwn = message.mine?.some((one) => isSame(one, emoji)) ?? false;
+  const count = forms.split(' ').reduce((sum, form) => sum + (message.reactions?.[form] ?? 0), 0);
   const id = useId();
   /** The button while the note is shown. */
   const [anchor, setAnchor] = useState<HTMLElement>();
@@ -68,12 +83,20 @@ function Chip({ conversation, message, user, may, emoji, count }: Props & { emoj
   useEffect(() => {
     if (!anchor || seq === undefined || isWaiting) return;
     const stop = new AbortController();
-    conversation.reactions(seq, { emoji, limit: NAMED, signal: stop.signal }).then(
-      ({ items }) => setNames(namesOf(items, user, count)),
+    const lists = forms.split(' ').map((emoji) => conversation.reactions(seq, { emoji, limit: NAMED, signal: stop.signal }));
+    Promise.all(lists).then(
+      (pages) =>
+        setNames(
+          namesOf(
+            pages.flatMap(({ items }) => items),
+            user,
+            count,
+          ),
+        ),
       () => {},
     );
     return () => stop.abort();
-  }, [anchor, conversation, seq, emoji, count, isOwn, isWaiting]);
+  }, [anchor, conversation, seq, forms, count, isOwn, isWaiting]);
   useEffect(() => () => clearTimeout(closing.current), []);
   const show = (button: HTMLElement) => {
     clearTimeout(closing.current);
@@ -116,7 +139,7 @@ function Chip({ conversation, message, user, may, emoji, count }: Props & { emoj
 
 /** Returns the names of who reacted, the user first. */
 function namesOf(items: readonly { user: string }[], me: string, count: number): string {
-  const users = items.map(({ user }) => user);
+  const users = [...new Set(items.map(({ user }) => user))].slice(0, NAMED);
   const sorted = [...users.filter((user) => user === me), ...users.filter((user) => user !== me)];
   const names = sorted.map((user) => (user === me ? 'You' : user));
   const more = count - names.length;
@@ -139,7 +162,7 @@ export function Picker({ anchor, conversation, message, onClose }: PickerProps) 
           key={emoji}
           type="button"
           role="menuitemcheckbox"
-          aria-checked={message.mine?.includes(emoji) ?? false}
+          aria-checked={message.mine?.some((one) => isSame(one, emoji)) ?? false}
           aria-label={name}
           title={name}
           tabIndex={-1}

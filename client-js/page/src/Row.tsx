@@ -1,14 +1,15 @@
 /** One entry of the list: a message with its menu and its reactions, a deleted one, or a system entry. */
-import { memo, useState } from 'react';
-import { cut } from '../../src/cut.js';
+import { memo, useId, useState } from 'react';
 import type { ChatMessage, Conversation } from '../../src/index.js';
 import { useMessage } from '../../src/react.js';
+import { exactly, timeOf } from './days.js';
 import { type FileActions, Files } from './Files.js';
 import { mayDelete, mayEdit } from './facts.js';
+import { bodyOf } from './links.js';
 import { Menu } from './Popup.js';
 import { Avatar, Icon } from './parts.js';
 import { Picker, Reactions } from './Reactions.js';
-import { bodyOf, deletedText, exactly, hueOf, Name, stateText, systemText, timeOf } from './words.js';
+import { deletedText, gistOf, hueOf, Name, stateText, systemText } from './words.js';
 
 /** What the user can do with a message. The object stays the same, so that rows need not be rendered again. */
 export interface Actions extends FileActions {
@@ -36,25 +37,28 @@ const ticks = { sending: 'clock', sent: 'check', delivered: 'checks', read: 'see
 export const Row = memo(function Row(props: Props) {
   const { conversation, message, own, follows, withSender, user, may, actions, onJump } = props;
   const { key, seq, sender, kind, body, attachments, replyTo, system, at, state, deleted } = message;
+  const id = useId();
   if (kind === 'system') {
     return (
-      <p className="system" data-key={key} data-seq={seq}>
+      <p className="system" tabIndex={-1} data-key={key} data-seq={seq}>
         <span title={exactly(at)}>{system && systemText(sender, system, user)}</span>
       </p>
     );
   }
   const names = `message${own ? ' own' : ''}${follows ? ' follows' : ''}${deleted ? ' deleted' : ''}`;
   return (
-    <article className={names} data-key={key} data-seq={seq} data-state={state}>
+    <article className={names} tabIndex={-1} aria-labelledby={`${id}who ${id}what`} data-key={key} data-seq={seq} data-state={state}>
       {withSender && !own && (follows ? <span className="avatar" /> : <Avatar name={sender} kind="dm" />)}
       <div className="bubble">
         {withSender && !own && !follows ? (
-          <p className="sender" data-hue={hueOf(sender)}>
+          <p className="sender" id={`${id}who`} data-hue={hueOf(sender)}>
             <Name of={sender} />
           </p>
         ) : (
           // Its side and the message above show the sender; a screen reader needs the name.
-          <p className="sr-only">{own ? 'You' : <Name of={sender} />}</p>
+          <p className="sr-only" id={`${id}who`}>
+            {own ? 'You' : <Name of={sender} />}
+          </p>
         )}
         {replyTo && !deleted && (
           <button type="button" className="quote" onClick={() => onJump(replyTo)}>
@@ -62,9 +66,11 @@ export const Row = memo(function Row(props: Props) {
           </button>
         )}
         {deleted ? (
-          <p className="stub">{deletedText(deleted, sender, user)}</p>
+          <p className="stub" id={`${id}what`}>
+            {deletedText(deleted, sender, user)}
+          </p>
         ) : (
-          <div className="body" dir="auto">
+          <div className="body" id={`${id}what`} dir="auto">
             {bodyOf(body)}
           </div>
         )}
@@ -215,7 +221,7 @@ function Quote({ conversation, seq }: { conversation: Conversation; seq: number 
       <b>
         <Name of={message.sender} />
       </b>
-      {message.deleted ? <i>a deleted message</i> : <bdi>{cut(message.body, 200) || 'an attachment'}</bdi>}
+      {gistOf(message, 200)}
     </>
   );
 }

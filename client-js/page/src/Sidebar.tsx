@@ -1,12 +1,15 @@
-import { type KeyboardEvent, memo, type ReactNode, useEffect, useRef, useState } from 'react';
+import { memo, type ReactNode, useEffect, useRef, useState } from 'react';
 import type { ChatClient, InboxItem } from '../../src/index.js';
 import { usePresence } from '../../src/react.js';
 import { Browse } from './Browse.js';
+import { shortTime, useToday } from './days.js';
 import { isMuted } from './muting.js';
 import { NewConversation } from './NewConversation.js';
 import type { Notifying } from './notify.js';
 import { Avatar, Icon, Skeleton } from './parts.js';
-import { Name, previewOf, shortTime, titleOf } from './words.js';
+import { useRoving } from './roving.js';
+import { has } from './search.js';
+import { faceOf, Name, previewOf, titleOf } from './words.js';
 
 /** The number of items to render at first, and to add near the end. */
 const STEP = 60;
@@ -14,6 +17,8 @@ const STEP = 60;
 interface Props {
   chat: ChatClient;
   user: string;
+  /** What the user is called here. */
+  name: string;
   items: readonly InboxItem[];
   loaded: boolean;
   selected: string | undefined;
@@ -24,27 +29,21 @@ interface Props {
 }
 
 /** The inbox, with the buttons above it. */
-export function Sidebar({ chat, user, items, loaded, selected, notifying, onSelect, onSignOut, children }: Props) {
+export function Sidebar({ chat, user, name, items, loaded, selected, notifying, onSelect, onSignOut, children }: Props) {
   const [dialog, setDialog] = useState<'new' | 'browse'>();
   const [filter, setFilter] = useState('');
   const [shown, setShown] = useState(STEP);
+  const today = useToday();
   const list = useRef<HTMLUListElement>(null);
-  const wanted = filter.trim().toLowerCase();
-  const found = wanted ? items.filter((item) => titleOf(item, user).toLowerCase().includes(wanted)) : items;
+  useRoving(list, 'li > button');
+  const wanted = filter.trim();
+  const found = wanted ? items.filter((item) => has(titleOf(item, user), wanted)) : items;
 
   const scrolled = () => {
     const { scrollTop, clientHeight, scrollHeight } = list.current!;
     if (scrollHeight - scrollTop - clientHeight > clientHeight) return;
     if (shown < items.length) setShown(shown + STEP);
     else if (chat.inbox.more) chat.inbox.loadMore().catch(() => {});
-  };
-  /** Moves the focus between items with the arrow keys. */
-  const pressed = (event: KeyboardEvent) => {
-    if (event.altKey || (event.key !== 'ArrowDown' && event.key !== 'ArrowUp')) return;
-    const buttons = [...list.current!.querySelectorAll('button')];
-    const at = buttons.indexOf(document.activeElement as HTMLButtonElement);
-    buttons[at + (event.key === 'ArrowDown' ? 1 : -1)]?.focus();
-    event.preventDefault();
   };
   const open = (id: string) => {
     setDialog(undefined);
@@ -54,9 +53,9 @@ export function Sidebar({ chat, user, items, loaded, selected, notifying, onSele
   return (
     <nav className="sidebar" aria-label="Conversations">
       <header>
-        <Avatar name={user} kind="dm" />
+        <Avatar name={name} kind="dm" />
         <h2 title={user}>
-          <Name of={user} />
+          <Name of={name} />
         </h2>
         {notifying && (
           <button
@@ -100,7 +99,7 @@ export function Sidebar({ chat, user, items, loaded, selected, notifying, onSele
         value={filter}
         onChange={(event) => setFilter(event.target.value)}
       />
-      <ul ref={list} onScroll={scrolled} onKeyDown={pressed} aria-busy={!loaded}>
+      <ul ref={list} onScroll={scrolled} aria-busy={!loaded}>
         {found.slice(0, shown).map((item) => (
           <Item
             key={item.conversation}
@@ -108,6 +107,7 @@ export function Sidebar({ chat, user, items, loaded, selected, notifying, onSele
             user={user}
             item={item}
             muted={isMuted(item)}
+            today={today}
             selected={item.conversation === selected}
             onSelect={onSelect}
           />
@@ -145,6 +145,7 @@ const Item = memo(
   }: Pick<Props, 'chat' | 'user'> & {
     item: InboxItem;
     muted: boolean;
+    today: string;
     selected: boolean;
     onSelect: (id: string) => void;
   }) {
@@ -165,7 +166,7 @@ const Item = memo(
           aria-current={selected || undefined}
           onClick={() => onSelect(item.conversation)}
         >
-          <Avatar name={title} kind={item.kind} online={presence?.online} />
+          <Avatar name={faceOf(item, user)} kind={item.kind} online={presence?.online} />
           <span className="title">
             <Name of={title} />
             {muted && <Icon name="quiet" />}
@@ -184,5 +185,5 @@ const Item = memo(
       </li>
     );
   },
-  (a, b) => a.item === b.item && a.muted === b.muted && a.selected === b.selected && a.chat === b.chat,
+  (a, b) => a.item === b.item && a.muted === b.muted && a.today === b.today && a.selected === b.selected && a.chat === b.chat,
 );

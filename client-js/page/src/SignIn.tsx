@@ -1,9 +1,10 @@
 import { type FormEvent, useState } from 'react';
-import { developmentToken, NoDevelopmentTokens, type Session, userOf } from './session.js';
+import { idOf, isShort } from './ids.js';
+import { developmentToken, NoDevelopmentTokens, nameOf, newest, type Session, userOf } from './session.js';
 
 /** The page that asks for a name, or for a token. */
 export function SignIn({ onSession, problem }: { onSession: (session: Session) => void; problem?: string | undefined }) {
-  const [text, setText] = useState('');
+  const [text, setText] = useState(() => nameOf(newest()));
   const [withToken, setWithToken] = useState(false);
   const [error, setError] = useState(problem);
   const [busy, setBusy] = useState(false);
@@ -21,8 +22,11 @@ export function SignIn({ onSession, problem }: { onSession: (session: Session) =
     setBusy(true);
     setError(undefined);
     try {
-      await developmentToken(value);
-      onSession({ user: value });
+      const user = idOf(value);
+      if (!user) throw new Error('A name needs a letter that can be seen.');
+      if (!isShort(user)) throw new Error('This name is too long.');
+      await developmentToken(user);
+      onSession(user === value ? { user } : { user, name: value });
     } catch (thrown) {
       if (thrown instanceof NoDevelopmentTokens) {
         setWithToken(true);
@@ -51,6 +55,8 @@ export function SignIn({ onSession, problem }: { onSession: (session: Session) =
             name="user"
             value={text}
             onChange={(event) => setText(event.target.value)}
+            // The last name is there to be confirmed or replaced.
+            onFocus={(event) => event.target.select()}
             autoComplete="username"
             autoCapitalize="none"
             spellCheck={false}

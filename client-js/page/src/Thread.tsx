@@ -1,12 +1,15 @@
 import { memo, useCallback, useEffect, useMemo, useRef, useState } from 'react';
-import type { Attachment, ChatClient, ChatMessage } from '../../src/index.js';
+import { cut } from '../../src/cut.js';
+import type { ChatClient, ChatMessage, Seq } from '../../src/index.js';
 import { useConnection, useConversation, usePresence } from '../../src/react.js';
 import { useAttaching, useDrop } from './attaching.js';
+import { isAttended } from './attention.js';
 import { Composer } from './Composer.js';
 import { ConversationMenu } from './ConversationMenu.js';
 import { Details, Panel } from './Details.js';
-import { Lightbox } from './Files.js';
-import { headingOf, isOutside, kindOf, mayChange, mayEdit, maySend } from './facts.js';
+import { useToday } from './days.js';
+import { keepWriting, writingOf } from './drafts.js';
+import { headingOf, isOutside, kindOf, mayChange, mayEdit, maySend, useNameOf } from './facts.js';
 import { MessageList } from './MessageList.js';
 import { Avatar, Confirm, Icon, Skeleton, useMedia } from './parts.js';
 import type { Actions } from './Row.js';
@@ -32,16 +35,34 @@ export const Thread = memo(function Thread({ chat, id, user, sounding, maySet, h
   // The first unread message when the conversation was opened. The list begins there, under a line.
   const [unreadFrom, setUnreadFrom] = useState(() => (item?.unread ? item.readSeq + 1 : undefined));
   const view = useConversation(chat, id, unreadFrom);
-  const [replyTo, setReplyTo] = useState<ChatMessage>();
+  // What comes while nobody looks is unread, and the line goes above it.
+  useEffect(
+    () =>
+      conversation.on('message', ({ seq, sender }) => {
+        const { item } = conversation;
+        if (item && seq > item.readSeq && sender !== user && !isAttended()) setUnreadFrom(item.readSeq + 1);
+      }),
+    [conversation, user],
+  );
+  const [replyTo, setReply] = useState(() => writingOf(user, id).replyTo);
+  const setReplyTo = useCallback(
+    (replyTo?: Seq) => {
+      keepWriting(user, id, { replyTo });
+      setReply(replyTo);
+    },
+    [user, id],
+  );
   const [target, setTarget] = useState<{ seq: number }>();
   const [showsDetails, setShowsDetails] = useState(false);
   const [problem, setProblem] = useState<string>();
   const { details, removed, error } = conversation;
   const kind = kindOf(conversation);
-  const title = headingOf(conversation, user);
-  const presence = usePresence(chat, item?.kind === 'dm' && item.name !== user ? item.name : undefined);
+  const face = useNameOf(conversation, user);
+  const title = headingOf(conversation, user, face);
+  const presence = usePresence(chat, kind === 'dm' && face && face !== user ? face : undefined);
   const outside = isOutside(conversation);
   const connected = useConnection(chat).at === 'connected';
+  useToday();
 
   // A user who has not joined a public channel gets its messages by a subscription.
   useEffect(() => {
@@ -53,21 +74,27 @@ export const Thread = memo(function Thread({ chat, id, user, sounding, maySet, h
   }, [conversation, outside, details?.kind]);
 
   /** The message that is being edited, as it was when that began. */
-  const [edited, setEdited] = useState<ChatMessage>();
+  const [edited, setEdit] = useState(() => writingOf(user, id).edit?.from);
+  /** Begins an edit, or ends it. The composer keeps the one that is begun. */
+  const setEdited = useCallback(
+    (message?: ChatMessage) => {
+      if (!message) keepWriting(user, id, { edit: undefined });
+      setEdit(message);
+    },
+    [user, id],
+  );
   const [removing, setRemoving] = useState<ChatMessage>();
-  const [picture, setPicture] = useState<Attachment>();
   const actions = useMemo<Actions>(
     () => ({
       reply: (message) => {
         setEdited(undefined);
-        setReplyTo(message);
+        setReplyTo(message.seq);
       },
       edit: setEdited,
       remove: setRemoving,
       address: (id) => chat.attachment(id),
-      show: setPicture,
     }),
-    [chat],
+    [chat, setEdited, setReplyTo],
   );
   const limits = chat.session?.limits;
   const attaching = useAttaching(user, conversation, limits?.attachments ?? 10);
@@ -82,9 +109,10 @@ export const Thread = memo(function Thread({ chat, id, user, sounding, maySet, h
     // From then on it has its newest state: it may be deleted or edited meanwhile.
     if (missing !== undefined) conversation.loadMessage(missing).catch(() => {});
   }, [conversation, missing]);
-  const edit = (which: 'last' | undefined) => {
-    const own = may && which ? [...view.messages].reverse().find((message) => mayEdit(message, user, editWindowS)) : undefined;
-    setEdited(own);
+  const editLast = async () => {
+    // The list may be elsewhere.
+    if (!conversation.atEnd) await conversation.jumpTo();
+    setEdited([...conversation.messages].reverse().find((message) => mayEdit(message, user, editWindowS)));
   };
   const attempt = async (what: Promise<unknown>) => {
     try {
@@ -95,11 +123,11 @@ export const Thread = memo(function Thread({ chat, id, user, sounding, maySet, h
     }
   };
 
-  const subtitle = view.typing.length
-    ? typingText(view.typing)
-    : kind === 'dm'
+  const subtitle =
+    kind === 'dm'
       ? presenceText(presence)
       : details &&
+        !removed &&
         `${details.participantCount.toLocaleString()} ${details.participantCount === 1 ? 'member' : 'members'}${details.public ? ' · public' : ''}`;
 
   // Until it is known whether the user may post, there is neither a field nor a text in its place. There are two exceptions:
@@ -110,6 +138,14 @@ export const Thread = memo(function Thread({ chat, id, user, sounding, maySet, h
   useEffect(() => {
     wasWriting.current = isWriting;
   }, [isWriting]);
+
+  /** What was written while the list was elsewhere, and could not go to its end. */
+  const [unseen, setUnseen] = useState<readonly string[]>([]);
+  // biome-ignore lint/correctness/useExhaustiveDependencies: when there is a connection, or the list is at its end.
+  useEffect(() => {
+    if (conversation.atEnd) setUnseen([]);
+    else if (connected && unseen.length) void attempt(conversation.jumpTo());
+  }, [conversation.atEnd, connected]);
 
   const mayAttach = isWriting && !edited && !removed && !outside;
   const { isOver, ...drop } = useDrop((files) => mayAttach && attaching.attach(files));
@@ -135,12 +171,15 @@ export const Thread = memo(function Thread({ chat, id, user, sounding, maySet, h
           <button type="button" className="quiet back" aria-label="Back to the conversations" onClick={() => onSelect(undefined)}>
             <Icon name="back" />
           </button>
-          <Avatar name={title} kind={kind ?? 'group'} online={presence?.online} />
+          <Avatar name={face} kind={kind ?? 'group'} online={presence?.online} />
           <div className="names">
             <h2>
               <Name of={title} />
             </h2>
-            <p aria-live="polite">{subtitle}</p>
+            <p>
+              <span aria-live="polite">{typingText(view.typing)}</span>
+              {view.typing.length ? undefined : subtitle}
+            </p>
           </div>
           {!removed && !outside && item && (
             <ConversationMenu conversation={conversation} sounding={sounding} maySet={maySet} hasPushes={hasPushes} attempt={attempt} />
@@ -186,6 +225,19 @@ export const Thread = memo(function Thread({ chat, id, user, sounding, maySet, h
           actions={actions}
           onSeenAll={() => setUnreadFrom(undefined)}
         />
+        {!conversation.atEnd && unseen.length > 0 && (
+          <div className="unseen" role="status">
+            {unseen.map((body, i) => (
+              // biome-ignore lint/suspicious/noArrayIndexKey: their order never changes.
+              <p key={i} className="replying">
+                <Icon name="clock" />
+                <span>
+                  Waiting to be sent: <bdi>{cut(body, 100) || 'an attachment'}</bdi>
+                </span>
+              </p>
+            ))}
+          </div>
+        )}
         {removed || outside ? (
           <footer ref={footer} className="outside" tabIndex={-1}>
             <p role="status">
@@ -207,12 +259,13 @@ export const Thread = memo(function Thread({ chat, id, user, sounding, maySet, h
             replyTo={replyTo}
             editing={editing}
             attaching={attaching}
-            onEdit={edit}
+            onEdit={(which) => (which ? may && void attempt(editLast()) : setEdited(undefined))}
             onCancelReply={() => setReplyTo(undefined)}
-            onSent={() => {
+            onSent={(body) => {
               setReplyTo(undefined);
               setUnreadFrom(undefined);
-              void attempt(conversation.jumpTo());
+              if (connected || conversation.atEnd) void attempt(conversation.jumpTo());
+              else setUnseen([...unseen, body]);
             }}
           />
         ) : (
@@ -240,7 +293,6 @@ export const Thread = memo(function Thread({ chat, id, user, sounding, maySet, h
           It disappears for everybody, and cannot be restored.
         </Confirm>
       )}
-      {picture && <Lightbox file={picture} actions={actions} onClose={() => setPicture(undefined)} />}
       {showsDetails && (
         <>
           {isNarrow && <div className="scrim" onClick={closeDetails} aria-hidden="true" />}
@@ -251,6 +303,7 @@ export const Thread = memo(function Thread({ chat, id, user, sounding, maySet, h
                 details={details}
                 user={user}
                 title={title}
+                face={face}
                 onJump={(seq) => {
                   setTarget({ seq });
                   if (isNarrow) closeDetails();

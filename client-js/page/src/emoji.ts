@@ -37,7 +37,15 @@ export const EMOJI: readonly (readonly [emoji: string, name: string])[] = [
 /** The number of columns of the picker. */
 export const COLUMNS = 8;
 
-const names = new Map(EMOJI);
+/** Returns an emoji without what asks for a picture in colour or for a letter. With and without it is the same for people. */
+const bare = (emoji: string): string => emoji.normalize().replace(/[\ufe0e\ufe0f]/g, '');
+
+export const isSame = (a: string, b: string): boolean => bare(a) === bare(b);
+
+const known = new Map(EMOJI.map((one) => [bare(one[0]), one]));
 
 /** Returns the name of an emoji, or the emoji itself, which screen readers name too. */
-export const nameOf = (emoji: string): string => names.get(emoji) ?? emoji;
+export const nameOf = (emoji: string): string => known.get(bare(emoji))?.[1] ?? emoji;
+
+/** Returns an emoji as the page shows it. */
+export const shownAs = (emoji: string): string => known.get(bare(emoji))?.[0] ?? emoji;

@@ -5,6 +5,7 @@ import type { ChatClient, Message } from '../../src/index.js';
 import { isMuted } from './muting.js';
 import { usePushing } from './pushing.js';
 import { base } from './session.js';
+import { ofBrowser } from './store.js';
 
 /** The time for which messages are coalesced. Meanwhile another tab or device may have read them. */
 const GATHER_MS = 1_000;
@@ -28,7 +29,7 @@ function closeAll(): void {
 }
 
 /** Deletes this user's choice to get notifications. */
-export const forgetNotifications = (user: string): void => localStorage.removeItem(keyOf(user));
+export const forgetNotifications = (user: string): void => ofBrowser.remove(keyOf(user));
 
 /** The switch for notifications. */
 export interface Notifying {
@@ -49,7 +50,7 @@ const blocked = () =>
 
 /** Whether to offer notifications: after a message came or was sent, as nobody wants them before. */
 function useOffer(chat: ChatClient, user: string, canPush: boolean): [boolean, () => void] {
-  const [answered, setAnswered] = useState(() => localStorage.getItem(keyOf(user)) !== null);
+  const [answered, setAnswered] = useState(() => ofBrowser.get(keyOf(user)) !== null);
   const [due, setDue] = useState(false);
   const waits = canPush && !answered && !due && 'Notification' in globalThis && Notification.permission === 'default';
   useEffect(() => {
@@ -69,7 +70,7 @@ export function useNotifications(
   onOpen: (id: string) => void,
 ): Notifying | undefined {
   const [on, setOn] = useState(
-    () => 'Notification' in globalThis && Notification.permission === 'granted' && localStorage.getItem(keyOf(user)) === 'on',
+    () => 'Notification' in globalThis && Notification.permission === 'granted' && ofBrowser.get(keyOf(user)) === 'on',
   );
   const [problem, setProblem] = useState<string>();
   const [offered, answered] = useOffer(chat, user, key !== undefined);
@@ -78,7 +79,7 @@ export function useNotifications(
   const turn = useCallback(
     (on: boolean, problem?: string) => {
       // An answer that is kept is not asked for again.
-      localStorage.setItem(keyOf(user), on ? 'on' : 'off');
+      ofBrowser.set(keyOf(user), on ? 'on' : 'off');
       answered();
       setOn(on);
       setProblem(problem);
@@ -108,21 +109,24 @@ export function useNotifications(
     if (!on || isPushing) return;
     const waiting = new Map<string, Message>();
     let timer: ReturnType<typeof setTimeout> | undefined;
+    /** Shows a message in a notification, or its new text in the place of an earlier one. */
+    const tell = (message: Message, earlier?: Notification) => {
+      const item = chat.inbox.get(message.conversation);
+      if (!item || item.readSeq >= message.seq || !document.hidden || isMuted(item) || item.push === 'off') return;
+      earlier?.close();
+      const title = item.kind === 'dm' ? message.sender : `${message.sender} · ${item.name || `a ${item.kind}`}`;
+      const body = cut(message.body || message.attachments?.[0]?.name || 'an attachment', BODY_MAX);
+      // The tag makes a later notification of a conversation replace the earlier one.
+      const notification = show(title, { body, tag: message.conversation }, message);
+      notification.onclick = () => {
+        focus();
+        onOpen(message.conversation);
+        notification.close();
+      };
+    };
     const showWaiting = () => {
       timer = undefined;
-      for (const message of waiting.values()) {
-        const item = chat.inbox.get(message.conversation);
-        if (!item || item.readSeq >= message.seq || !document.hidden || isMuted(item) || item.push === 'off') continue;
-        const title = item.kind === 'dm' ? message.sender : `${message.sender} · ${item.name || `a ${item.kind}`}`;
-        const body = cut(message.body || message.attachments?.[0]?.name || 'an attachment', BODY_MAX);
-        // The tag makes a later notification of a conversation replace the earlier one.
-        const notification = show(title, { body, tag: message.conversation }, message);
-        notification.onclick = () => {
-          focus();
-          onOpen(message.conversation);
-          notification.close();
-        };
-      }
+      for (const message of waiting.values()) tell(message);
       waiting.clear();
     };
     const off = chat.on('message', (message) => {
@@ -136,6 +140,13 @@ export function useNotifications(
       if (deleted.has(waiting.get(conversation)?.seq ?? 0)) waiting.delete(conversation);
       for (const [notification, message] of shown)
         if (message?.conversation === conversation && deleted.has(message.seq)) notification.close();
+      // Nor what an edit took out.
+      for (const { seq, body } of items) {
+        const message = waiting.get(conversation);
+        if (body !== undefined && message?.seq === seq) waiting.set(conversation, { ...message, body });
+        for (const [notification, message] of [...shown])
+          if (body !== undefined && message?.conversation === conversation && message.seq === seq) tell({ ...message, body }, notification);
+      }
     });
     const seen = () => {
       if (!document.hidden) closeAll();

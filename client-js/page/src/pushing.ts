@@ -3,6 +3,7 @@ import { useCallback, useEffect, useState } from 'react';
 import type { ChatClient, Devices } from '../../src/index.js';
 import { useConnection } from '../../src/react.js';
 import { base } from './session.js';
+import { ofBrowser } from './store.js';
 
 const WORKER = new URL('worker.js', base).href;
 
@@ -55,14 +56,14 @@ const PUSHED_TO = `pushed-to ${base.pathname}`;
 
 /** Ends the subscription of another user of this browser who did not sign out, so that nobody else sees their messages. */
 async function endOthers(user: string): Promise<void> {
-  const other = localStorage.getItem(PUSHED_TO);
+  const other = ofBrowser.get(PUSHED_TO);
   if (other === null || other === user) return;
   const workers = await navigator.serviceWorker.getRegistrations();
   for (const worker of workers.filter(({ scope }) => scope.startsWith(base.href))) {
     await (await worker.pushManager?.getSubscription())?.unsubscribe();
     for (const shown of await worker.getNotifications()) shown.close();
   }
-  if (localStorage.getItem(PUSHED_TO) === other) localStorage.removeItem(PUSHED_TO);
+  if (ofBrowser.get(PUSHED_TO) === other) ofBrowser.remove(PUSHED_TO);
 }
 
 /** Has messages pushed to this browser while `on`. Returns whether that works, and undefined while that is unknown. */
@@ -78,7 +79,7 @@ export function usePushing(
   const begin = useCallback(async () => {
     try {
       await endOthers(user);
-      localStorage.setItem(PUSHED_TO, user);
+      ofBrowser.set(PUSHED_TO, user);
       await chat.registerPush(await subscribe(key!));
       setWorks(true);
     } catch (error) {

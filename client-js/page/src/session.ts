@@ -1,12 +1,18 @@
 /** The address of the gateway, and the user who is signed in. */
 import { UnauthorizedError } from '../../src/index.js';
+import { ofBrowser, ofTab } from './store.js';
 
 /** The user who is signed in. */
 export interface Session {
   user: string;
+  /** The name that the user typed, if it is not the id. */
+  name?: string;
   /** The token that the user pasted, if the gateway issues no development tokens. */
   token?: string;
 }
+
+/** Returns what the page calls the user. */
+export const nameOf = (session: Session | undefined): string => session?.name ?? session?.user ?? '';
 
 /** The address of the page without its file name and query. A proxy may serve several gateways of one host under paths, so
  * storage keys contain the path. */
@@ -24,9 +30,7 @@ export const scope = new URL('.', socketUrl().replace(/v1\/ws$/, '')).href.repla
 
 const KEY = `chat-session ${base.pathname}`;
 
-/** Returns the session of this tab, or else the one that the browser remembers for new tabs. */
-export function remembered(): Session | undefined {
-  const text = sessionStorage.getItem(KEY) ?? localStorage.getItem(KEY);
+function parsed(text: string | null): Session | undefined {
   try {
     return text ? (JSON.parse(text) as Session) : undefined;
   } catch {
@@ -34,17 +38,24 @@ export function remembered(): Session | undefined {
   }
 }
 
+/** Returns the newest session of the browser. */
+export const newest = (): Session | undefined => parsed(ofBrowser.get(KEY));
+
+/** Returns the session of this tab. A new tab asks who uses it, except with the address of a conversation, as a notification opens it:
+ * then it has the newest session. */
+export const remembered = (): Session | undefined => parsed(ofTab.get(KEY)) ?? (/^#\/./.test(location.hash) ? newest() : undefined);
+
 /** Stores a session for this tab and for new tabs. */
 export function remember(session: Session): void {
-  sessionStorage.setItem(KEY, JSON.stringify(session));
+  ofTab.set(KEY, JSON.stringify(session));
   // A pasted token is a secret and stays in this tab.
-  if (!session.token) localStorage.setItem(KEY, JSON.stringify(session));
+  if (!session.token) ofBrowser.set(KEY, JSON.stringify(session));
 }
 
 /** Deletes the session of this tab. The one for new tabs stays if another user signed in meanwhile. */
 export function forget(user: string): void {
-  sessionStorage.removeItem(KEY);
-  if (remembered()?.user === user) localStorage.removeItem(KEY);
+  ofTab.remove(KEY);
+  if (newest()?.user === user) ofBrowser.remove(KEY);
 }
 
 /** Returns a token of any user. Only a gateway in development issues them, to pages of the same machine. */

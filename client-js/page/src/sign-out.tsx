@@ -1,7 +1,7 @@
 /** Signing out. It deletes everything of the user, so that the next user of a shared computer finds nothing. */
 import { useEffect, useRef, useState } from 'react';
 import type { ChatClient, OutboxEntry, OutboxStorage } from '../../src/index.js';
-import { forgetAttached } from './attaching.js';
+import { countAttached, forgetAttached } from './attaching.js';
 import { deleteDrafts } from './drafts.js';
 import { forgetNotifications } from './notify.js';
 import { Confirm } from './parts.js';
@@ -10,6 +10,9 @@ import { forgetSound } from './sound.js';
 
 /** The time limit for counting unsent messages. After it the user is signed out without a question. */
 const STORAGE_TIMEOUT_MS = 2_000;
+
+const NONE = { messages: 0, files: 0 };
+const counted = (count: number, what: string) => `${count} ${what}${count === 1 ? '' : 's'}`;
 
 interface Props {
   chat: ChatClient;
@@ -34,23 +37,32 @@ async function clear(chat: ChatClient, user: string): Promise<string | undefined
   }
 }
 
+/** Returns the channel to the other tabs. Some browsers throw where cookies are blocked; tabs then share nothing to sign out of. */
+function channelOf(name: string): BroadcastChannel | undefined {
+  try {
+    return new BroadcastChannel(name);
+  } catch {
+    return undefined;
+  }
+}
+
 /** Signs out in all tabs of this user. `ask` begins it; `question` is the dialog if unsent messages would be deleted. */
 export function useSignOut({ chat, user, storage, onSignedOut }: Props) {
-  /** The number of unsent messages that the dialog asks about; 0 without a dialog. */
-  const [unsent, setUnsent] = useState(0);
+  /** The numbers of unsent messages and files that the dialog asks about. Without a dialog there are none. */
+  const [{ messages, files }, setUnsent] = useState(NONE);
   /** The other tabs of this user. A channel does not receive its own messages. */
   const others = useRef<BroadcastChannel>(undefined);
   // biome-ignore lint/correctness/useExhaustiveDependencies: `onSignedOut` is a new function in each rendering, and always does the same.
   useEffect(() => {
-    const tabs = new BroadcastChannel(`chat-page ${base.pathname} ${user}`);
-    tabs.onmessage = () => void clear(chat, user).then(onSignedOut);
+    const tabs = channelOf(`chat-page ${base.pathname} ${user}`);
+    if (tabs) tabs.onmessage = () => void clear(chat, user).then(onSignedOut);
     others.current = tabs;
-    return () => tabs.close();
+    return () => tabs?.close();
   }, [chat, user]);
 
   const signOut = async () => {
     const problem = await clear(chat, user);
-    others.current!.postMessage('signed out');
+    others.current?.postMessage('signed out');
     onSignedOut(problem);
   };
   const ask = async () => {
@@ -58,14 +70,15 @@ export function useSignOut({ chat, user, storage, onSignedOut }: Props) {
     const entries = await Promise.race([storage.entries(user).catch(() => []), late]);
     // Signing out does not delete the messages for other gateways, so they are not counted.
     const here = entries.filter(({ gateway }) => gateway === undefined || gateway === scope);
-    if (here.length) setUnsent(here.length);
+    const unsent = { messages: here.length, files: countAttached(user) };
+    if (unsent.messages + unsent.files) setUnsent(unsent);
     else await signOut();
   };
-  const question = unsent > 0 && (
-    <Confirm title="Sign out?" action="Sign out" onConfirm={signOut} onClose={() => setUnsent(0)}>
-      {unsent === 1
-        ? '1 message is not sent yet. Sign out and delete it?'
-        : `${unsent} messages are not sent yet. Sign out and delete them?`}
+  const all = [messages && counted(messages, 'message'), files && counted(files, 'file')].filter(Boolean).join(' and ');
+  const isOne = messages + files === 1;
+  const question = all && (
+    <Confirm title="Sign out?" action="Sign out" onConfirm={signOut} onClose={() => setUnsent(NONE)}>
+      {all} {isOne ? 'is' : 'are'} not sent yet. Sign out and delete {isOne ? 'it' : 'them'}?
     </Confirm>
   );
   return { ask, question };

@@ -1,56 +1,23 @@
-/** Texts for names, times and system entries. Input of users is always text, never markup. */
+/** Texts for names and system entries. Input of users is always text, never markup. */
 import type { ReactNode } from 'react';
-import { firstOf } from '../../src/cut.js';
+import { cut, firstOf } from '../../src/cut.js';
 import type { ChatMessage, Deletion, InboxItem, Presence, SystemChange } from '../../src/index.js';
-import { now as time } from './clock.js';
+import { shortTime } from './days.js';
 
-const clock = new Intl.DateTimeFormat(undefined, { hour: '2-digit', minute: '2-digit' });
-const weekday = new Intl.DateTimeFormat(undefined, { weekday: 'short' });
-const date = new Intl.DateTimeFormat(undefined, { day: 'numeric', month: 'short' });
-const dateOfYear = new Intl.DateTimeFormat(undefined, { dateStyle: 'short' });
-const fullDate = new Intl.DateTimeFormat(undefined, { day: 'numeric', month: 'long', year: 'numeric', weekday: 'long' });
-const fullDateOnly = new Intl.DateTimeFormat(undefined, { dateStyle: 'long' });
-const exact = new Intl.DateTimeFormat(undefined, { dateStyle: 'full', timeStyle: 'medium' });
-
-const DAY = 24 * 3600 * 1000;
-
-/** Returns a number for the local day, to compare days. */
-export function dayOf(at: number): number {
-  const day = new Date(at);
-  return day.getFullYear() * 10_000 + day.getMonth() * 100 + day.getDate();
-}
-
-export const timeOf = (at: number): string => clock.format(at);
-export const dateOf = (at: number): string => fullDateOnly.format(at);
-/** Returns until when a conversation is muted. */
-export function mutedText(until: number, now = time()): string {
-  if (until - now > 50 * 365 * DAY) return 'muted for ever';
-  return `muted until ${dayOf(until) === dayOf(now) ? clock.format(until) : `${weekday.format(until)} ${clock.format(until)}`}`;
-}
-
-export const exactly = (at: number): string => exact.format(at);
-
-export function dayName(at: number, now = time()): string {
-  if (dayOf(at) === dayOf(now)) return 'Today';
-  if (dayOf(at) === dayOf(now - DAY)) return 'Yesterday';
-  return fullDate.format(at);
-}
-
-/** Returns a short time or date, for the inbox. */
-export function shortTime(at: number, now = time()): string {
-  if (dayOf(at) === dayOf(now)) return clock.format(at);
-  if (dayOf(at) === dayOf(now - DAY)) return 'Yesterday';
-  if (now - at < 6 * DAY) return weekday.format(at);
-  return (new Date(at).getFullYear() === new Date(now).getFullYear() ? date : dateOfYear).format(at);
-}
+/** Returns a name without the characters that change the direction of what follows: they could show another ending of a file's name
+ * than it has. */
+export const plain = (name: string): string => name.replace(/[\u202a-\u202e\u2066-\u2069]/g, '');
 
 /** A name, isolated because it may have another text direction than the page. */
-export const Name = ({ of }: { of: string }) => <bdi>{of}</bdi>;
+export const Name = ({ of }: { of: string }) => <bdi>{plain(of)}</bdi>;
 
-export function titleOf(item: InboxItem, me: string): string {
+export function titleOf(item: Pick<InboxItem, 'kind' | 'name'>, me: string): string {
   if (item.kind === 'dm') return item.name && item.name !== me ? item.name : `${me} (you)`;
   return item.name || (item.kind === 'channel' ? 'A channel' : 'A group');
 }
+
+/** Returns the name for the avatar of a conversation. */
+export const faceOf = ({ kind, name }: Pick<InboxItem, 'kind' | 'name'>, me: string): string => name || (kind === 'dm' ? me : '');
 
 export function presenceText(presence: Presence | undefined): string {
   if (!presence) return '';
@@ -152,6 +119,11 @@ export function previewOf(item: InboxItem, me: string): ReactNode {
   );
 }
 
+/** Returns the beginning of what a message says, for a line that quotes it. */
+export function gistOf({ body, deleted }: ChatMessage, max: number): ReactNode {
+  return deleted ? <i>a deleted message</i> : <bdi>{cut(body, max) || 'an attachment'}</bdi>;
+}
+
 /** Returns the text in the place of a deleted message. */
 export function deletedText({ by }: Deletion, sender: string, me: string): ReactNode {
   if (by === me) return 'You deleted this message';
@@ -161,26 +133,6 @@ export function deletedText({ by }: Deletion, sender: string, me: string): React
       Deleted by <Name of={by} />
     </>
   );
-}
-
-const LINK = /https?:\/\/[^\s<>"'`]+[^\s<>"'`.,;:!?)\]}]/g;
-
-/** Returns the text of a message with its URLs as links. */
-export function bodyOf(body: string): ReactNode {
-  const parts: ReactNode[] = [];
-  let end = 0;
-  for (const { 0: link, index } of body.matchAll(LINK)) {
-    parts.push(body.slice(end, index));
-    parts.push(
-      <a key={index} href={link} target="_blank" rel="noopener noreferrer nofollow ugc">
-        {link}
-      </a>,
-    );
-    end = index + link.length;
-  }
-  if (!parts.length) return body;
-  parts.push(body.slice(end));
-  return parts;
 }
 
 export const stateText: Record<NonNullable<ChatMessage['state']>, string> = {
@@ -194,12 +146,13 @@ export const stateText: Record<NonNullable<ChatMessage['state']>, string> = {
 /** Returns the number of one of eight colours, always the same for a name. */
 export function hueOf(name: string): number {
   let hash = 0;
-  for (const c of name) hash = (hash * 31 + c.codePointAt(0)!) | 0;
+  for (const c of name.normalize()) hash = (hash * 31 + c.codePointAt(0)!) | 0;
   return Math.abs(hash) % 8;
 }
 
 /** Returns one or two letters for the avatar of a name. An emoji is never cut in half. */
 export function initialsOf(name: string): string {
-  const words = name.split(/[\s._-]+/u).filter((word) => /[\p{L}\p{N}\p{Emoji}]/u.test(word));
-  return words.slice(0, 2).map(firstOf).join('').toUpperCase() || '#';
+  // Brackets and quotes are no initials.
+  const words = name.split(/[\s._-]+/u).map((word) => word.replace(/^[^\p{L}\p{N}\p{Emoji}]+/u, ''));
+  return words.filter(Boolean).slice(0, 2).map(firstOf).join('').toUpperCase() || '#';
 }

@@ -1,0 +1,65 @@
+/** Links in the texts of messages. */
+import { LinkifyIt } from 'linkify-it';
+import type { ReactNode } from 'react';
+
+/** Most texts have nothing that may be a link, and need not be searched. */
+const MAY_HAVE = /:\/\/|www\.|@/i;
+
+let finder: LinkifyIt | undefined;
+
+/** Returns what finds links: with a scheme, with `www.`, and mail addresses. Other names with a dot may be files, such as `main.rs`. */
+function makeFinder(): LinkifyIt {
+  const made = new LinkifyIt().add('ftp:', null).add('//', null);
+  const rest = new RegExp(`(?=[^/?#\\s]*\\.)${made.re.get_url_host_port().source}${made.re.get_path().source}`, 'iy');
+  return made.add('www.', {
+    validate: (text, pos) => {
+      rest.lastIndex = pos;
+      return rest.exec(text)?.[0].length ?? 0;
+    },
+    normalize: (match) => {
+      match.url = `https://${match.url}`;
+    },
+  });
+}
+
+/** A link as it is shown, and its address. */
+export interface Link {
+  index: number;
+  end: number;
+  text: string;
+  href: string;
+}
+
+/** Returns the links in a text. */
+export function linksOf(body: string): Link[] {
+  if (!MAY_HAVE.test(body)) return [];
+  finder ??= makeFinder();
+  const links: Link[] = [];
+  for (const { index, lastIndex, url } of finder.match(body) ?? []) {
+    if (!URL.canParse(url)) continue;
+    // Characters that change the direction could show another ending than the address has.
+    const text = body.slice(index, lastIndex).replace(/\p{Bidi_Control}/gu, encodeURIComponent);
+    links.push({ index, end: lastIndex, text, href: new URL(url).href });
+  }
+  return links;
+}
+
+/** Returns the text of a message with its links. */
+export function bodyOf(body: string): ReactNode {
+  const links = linksOf(body);
+  if (!links.length) return body;
+  const parts: ReactNode[] = [];
+  let before = 0;
+  for (const { index, end, text, href } of links) {
+    parts.push(
+      body.slice(before, index),
+      // An address is read from left to right in texts of any direction.
+      <a key={index} dir="ltr" href={href} target="_blank" rel="noopener noreferrer nofollow ugc">
+        {text}
+      </a>,
+    );
+    before = end;
+  }
+  parts.push(body.slice(before));
+  return parts;
+}

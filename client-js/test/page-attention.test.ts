@@ -1,0 +1,136 @@
+/** What the chat page does while nobody looks, and for those who do not see it: a real Chromium against a real gateway. */
+import type { BrowserContext, Page } from 'playwright-core';
+import { expect, test } from 'vitest';
+import { until, user } from './support/gateway.js';
+import { openDm, setUp, texts } from './support/people.js';
+
+const { gateway, people } = setUp();
+
+/** Lets a test take the focus from the window, or hide it. */
+async function watched(): Promise<BrowserContext> {
+  const context = await people.person({ viewport: { width: 1100, height: 600 } });
+  await context.addInitScript(() => {
+    const state = { focused: true, hidden: false };
+    document.hasFocus = () => state.focused;
+    Object.defineProperty(document, 'hidden', { get: () => state.hidden });
+    Object.defineProperty(document, 'visibilityState', { get: () => (state.hidden ? 'hidden' : 'visible') });
+    Object.assign(globalThis, { state });
+  });
+  return context;
+}
+const turn = (page: Page, change: { focused?: boolean; hidden?: boolean }) =>
+  page.evaluate((change) => {
+    Object.assign((globalThis as unknown as { state: object }).state, change);
+    if ('hidden' in change) document.dispatchEvent(new Event('visibilitychange'));
+    else dispatchEvent(new Event(change.focused ? 'focus' : 'blur'));
+  }, change);
+
+test('a window in sight without the focus reads nothing', async () => {
+  const [a, b] = [user('alice'), user('bob')];
+  const dm = await (await gateway.connect(b)).dm(a);
+  await dm.send('first');
+  const page = await people.signIn(await watched(), a);
+  await openDm(page, b);
+  await until(async () => (await page.title()) === 'Chat');
+  await turn(page, { focused: false });
+  await dm.send('one');
+  await dm.send('two');
+  await page.locator('.body', { hasText: 'two' }).waitFor();
+  await until(async () => (await page.title()) === '(2) Chat');
+  await turn(page, { focused: true });
+  await until(async () => (await page.title()) === 'Chat');
+});
+
+test('messages that come in a hidden tab are below a line, where reading goes on', async () => {
+  const [a, b] = [user('alice'), user('bob')];
+  const dm = await (await gateway.connect(b)).dm(a);
+  for (let i = 1; i <= 20; i++) await dm.send(`old ${i}`);
+  const page = await people.signIn(await watched(), a);
+  await openDm(page, b);
+  await page.getByRole('button', { name: /^To the end/ }).click();
+  await until(async () => (await page.title()) === 'Chat');
+  await turn(page, { hidden: true });
+  for (let i = 1; i <= 30; i++) await dm.send(`new ${i}`);
+  await until(async () => (await texts(page)).includes('new 30'));
+  const line = page.getByText('New messages');
+  await line.waitFor();
+  expect(await line.evaluate((element) => element.nextElementSibling!.querySelector('.body')!.textContent)).toBe('new 1');
+  const isInSight = () =>
+    line.evaluate((element) => {
+      const { top } = element.getBoundingClientRect();
+      return top > 0 && top < innerHeight / 2;
+    });
+  await until(isInSight, 'the line in sight');
+  await turn(page, { hidden: false });
+  // What is in sight is read, the rest is not.
+  await until(async () => /^\(\d\d\) Chat$/.test(await page.title()) && (await page.title()) !== '(30) Chat');
+  expect(await isInSight()).toBe(true);
+});
+
+test('the list and the inbox are one stop of the Tab key each, and arrows move inside', async () => {
+  const [a, b] = [user('alice'), user('bob')];
+  const bob = await gateway.connect(b);
+  for (let i = 0; i < 3; i++) await bob.createGroup({ name: `Group ${i}`, participants: [a] });
+  const dm = await bob.dm(a);
+  for (let i = 1; i <= 80; i++) await dm.send(`number ${i} https://example.com/${i}`);
+  const page = await people.signIn(await people.person({ viewport: { width: 1100, height: 600 } }), a);
+  await openDm(page, b);
+  await page.getByRole('button', { name: /^To the end/ }).click();
+  await page.locator('.body', { hasText: 'number 80 ' }).waitFor();
+  const stops = async (end: string) => {
+    for (let count = 1; count < 200; count++) {
+      await page.keyboard.press('Tab');
+      if (await page.evaluate((end) => document.activeElement!.matches(end), end)) return count;
+    }
+    throw new Error('no end');
+  };
+  await page.getByRole('button', { name: 'Details' }).focus();
+  // The list, the button for files, and the field.
+  expect(await stops('textarea')).toBe(3);
+  await page.getByLabel('Find a conversation').focus();
+  // The inbox, the three buttons of the header of the conversation.
+  expect(await stops('[aria-label=Details]')).toBeLessThanOrEqual(4);
+  await page.keyboard.press('Tab');
+  const focused = () => page.evaluate(() => document.activeElement!.textContent);
+  expect(await focused()).toContain('number 80 ');
+  await page.keyboard.press('ArrowUp');
+  expect(await focused()).toContain('number 79 ');
+  await page.keyboard.press('ArrowRight');
+  expect(await focused()).toBe('https://example.com/79');
+  await page.keyboard.press('ArrowRight');
+  expect(await page.evaluate(() => document.activeElement!.getAttribute('aria-label'))).toBe('Message menu');
+  await page.keyboard.press('Enter');
+  await page.getByRole('menuitem', { name: 'Reply' }).waitFor();
+  await page.keyboard.press('ArrowDown');
+  expect(await focused()).toBe('Reply');
+  await page.keyboard.press('Escape');
+  await page.keyboard.press('ArrowDown');
+  expect(await focused()).toContain('number 80 ');
+});
+
+test('messages are announced when they come, and not again when others are deleted', async () => {
+  const [a, b] = [user('alice'), user('bob')];
+  const dm = await (await gateway.connect(b)).dm(a);
+  await dm.send('before');
+  const page = await people.signIn(await people.person(), a);
+  await openDm(page, b);
+  await page.locator('.body', { hasText: 'before' }).waitFor();
+  const live = page.locator('.messages-frame [aria-live=polite]');
+  await live.evaluate((region) => {
+    const said: string[] = [];
+    const note = (records: MutationRecord[]) => {
+      for (const { addedNodes, target, type } of records)
+        for (const node of type === 'characterData' ? [target] : addedNodes) if (node.textContent) said.push(node.textContent);
+    };
+    new MutationObserver(note).observe(region, { childList: true, subtree: true, characterData: true });
+    Object.assign(globalThis, { said });
+  });
+  await dm.send('one');
+  await dm.send('one');
+  const { seq } = await dm.send('two');
+  await live.getByText('two').waitFor({ state: 'attached' });
+  await dm.delete(seq);
+  await live.getByText('two').waitFor({ state: 'detached' });
+  const said = await page.evaluate(() => (globalThis as unknown as { said: string[] }).said);
+  expect(said).toEqual([`${b}: one`, `${b}: one`, `${b}: two`]);
+});
