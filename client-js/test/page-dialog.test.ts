@@ -18,6 +18,7 @@ test('while a tab shows a dialog, another tab sends its messages', async () => {
   await until(() => heard.length === 1);
   const second = await context.newPage();
   await second.goto(gateway.page);
+  await second.getByRole('button', { name: 'Sign in' }).click();
   await connected(second);
   await openDm(second, b);
   const shown = first.waitForEvent('dialog');
