@@ -370,7 +370,11 @@ fn pure_files() -> Vec<PathBuf> {
             folder = title.split('`').nth(1).unwrap_or_default().into();
         }
         let row = line.strip_suffix(" |").and_then(|row| row.rsplit_once('|'));
-        let Some((names, _)) = row.filter(|(_, content)| content.contains("; pure")) else {
+        let is_pure = |content: &str| {
+            let mut parts = content.split("; ").map(str::trim);
+            parts.any(|part| part == "pure" || part.starts_with("pure,"))
+        };
+        let Some((names, _)) = row.filter(|(_, content)| is_pure(content)) else {
             continue;
         };
         // A file may be named as seen from the one before it.
