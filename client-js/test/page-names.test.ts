@@ -101,6 +101,20 @@ test('people with spaces in their names, the first message, and what the last ow
   expect(await page.locator('.names').textContent()).not.toContain('members');
 });
 
+test('the only member of a group can leave it', async () => {
+  const page = await people.signIn(await people.person(), user('alice'));
+  await page.getByRole('button', { name: 'New conversation' }).click();
+  await page.getByText('Group', { exact: true }).click();
+  await page.getByLabel('Name', { exact: true }).fill('Alone');
+  await page.getByRole('button', { name: 'Create' }).click();
+  await page.locator('.names', { hasText: '1 member' }).waitFor();
+  await page.getByRole('button', { name: 'Details' }).click();
+  await page.locator('.members li').waitFor();
+  await page.getByRole('button', { name: 'Leave this group' }).click();
+  await page.getByRole('dialog').getByRole('button', { name: 'Leave', exact: true }).click();
+  await page.getByText('You are not in this conversation any more.').waitFor();
+});
+
 test('a direct chat has a title and initials, also with oneself and before it is in the inbox', async () => {
   const [a, b] = [user('alice'), user('bob')];
   const page = await people.signIn(await people.person(), a);

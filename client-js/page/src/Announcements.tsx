@@ -18,7 +18,7 @@ export function Announcements({ conversation, user }: { conversation: Conversati
   // What was edited or deleted since is not left there.
   const now = heard.map((message) => conversation.message(message.seq) ?? message).filter(({ deleted }) => !deleted);
   return (
-    <div className="sr-only" aria-live="polite">
+    <div className="sr-only" aria-live="polite" aria-relevant="additions">
       {now.map(({ seq, sender, body, attachments }) => (
         <p key={seq}>
           {sender}: {cut(body, 200) || attachments?.[0]?.name || 'an attachment'}

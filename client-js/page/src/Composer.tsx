@@ -52,8 +52,11 @@ export function Composer({ user, conversation, bodyBytes, replyTo, editing: edit
     area.style.height = `${Math.min(area.scrollHeight, 200)}px`;
   }, [text]);
   // On a phone the keyboard would cover the messages, so there the field takes no focus by itself.
+  const opened = useRef(false);
   useEffect(() => {
-    if (replyTo || editing || matchMedia('(hover: hover)').matches) field.current?.focus();
+    const begun = opened.current && (replyTo || editing);
+    opened.current = true;
+    if (begun || matchMedia('(hover: hover)').matches) field.current?.focus();
   }, [replyTo, editing]);
   const editedKey = editing?.key;
   // biome-ignore lint/correctness/useExhaustiveDependencies: a change of the message must not replace what the user wrote.

@@ -53,8 +53,9 @@ export function Details({ conversation, details, user, title, face, onJump }: Pr
   const [asking, setAsking] = useState<{ remove?: string }>();
   const pages = useRef<AsyncGenerator<Participant[]>>(undefined);
   const { kind, role } = details;
-  /** The gateway refuses the last owner. With more pages of members there may be others. */
-  const isLastOwner = role === 'owner' && !!members && !more && members.filter((member) => member.role === 'owner').length === 1;
+  /** The gateway refuses the last owner while there are others. With more pages of members there may be other owners. */
+  const isLastOwner =
+    role === 'owner' && !!members && !more && members.length > 1 && members.filter((member) => member.role === 'owner').length === 1;
   const isAdmin = role === 'admin' || role === 'owner';
 
   const load = useCallback(

@@ -130,7 +130,7 @@ export function MessageList({ user, view, connected, unreadFrom, withSenders, ta
       toLine();
     } else if (goal.current === undefined || !showGoal()) {
       // What comes while nobody looks stays below the line, until the user scrolls on.
-      if (atBottom.current && !isAttended()) toLine();
+      if (atBottom.current && !isAttended() && (unreadFrom ?? 0) > (conversation.item?.readSeq ?? 0)) toLine();
       else if (atBottom.current || !edge) toEnd();
       else scroller.scrollTop += endOf(edge.row!, scroller) - edge.end;
     }

@@ -38,9 +38,10 @@ export const Thread = memo(function Thread({ chat, id, user, sounding, maySet, h
   // What comes while nobody looks is unread, and the line goes above it.
   useEffect(
     () =>
-      conversation.on('message', ({ seq, sender }) => {
+      conversation.on('message', ({ seq, sender, kind, deleted }) => {
         const { item } = conversation;
-        if (item && seq > item.readSeq && sender !== user && !isAttended()) setUnreadFrom(item.readSeq + 1);
+        const counts = sender !== user && kind === 'text' && !deleted;
+        if (item && seq > item.readSeq && counts && !isAttended()) setUnreadFrom(item.readSeq + 1);
       }),
     [conversation, user],
   );

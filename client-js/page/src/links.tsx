@@ -30,16 +30,26 @@ export interface Link {
   href: string;
 }
 
+/** `URL.canParse` is missing in browsers that can do all else. */
+function hrefOf(url: string): string | undefined {
+  try {
+    return new URL(url).href;
+  } catch {
+    return undefined;
+  }
+}
+
 /** Returns the links in a text. */
 export function linksOf(body: string): Link[] {
   if (!MAY_HAVE.test(body)) return [];
   finder ??= makeFinder();
   const links: Link[] = [];
   for (const { index, lastIndex, url } of finder.match(body) ?? []) {
-    if (!URL.canParse(url)) continue;
+    const href = hrefOf(url);
+    if (!href) continue;
     // Characters that change the direction could show another ending than the address has.
     const text = body.slice(index, lastIndex).replace(/\p{Bidi_Control}/gu, encodeURIComponent);
-    links.push({ index, end: lastIndex, text, href: new URL(url).href });
+    links.push({ index, end: lastIndex, text, href });
   }
   return links;
 }

@@ -70,7 +70,7 @@ function nextOf(key: string, target: HTMLElement, row: HTMLElement | undefined, 
   }
   if (key !== 'ArrowRight' && key !== 'ArrowLeft') return;
   const controls = [...row.querySelectorAll<HTMLElement>(CONTROLS)].filter(
-    (control) => !control.closest(OTHERS) && control.checkVisibility(),
+    (control) => !control.closest(OTHERS) && (control.checkVisibility?.() ?? control.offsetParent !== null),
   );
   const all = [row, ...controls];
   return all[all.indexOf(target) + (key === 'ArrowRight' ? 1 : -1)];
