@@ -63,8 +63,7 @@ export function unless<T>(signal: AbortSignal | undefined, promise: Promise<T>):
 }
 
 /** Calls `work` with a signal that is aborted after `ms` or together with `signal`; the promise then rejects, with `timeout` after
- * `ms`. It replaces
- * `AbortSignal.timeout` and `AbortSignal.any`, which not every environment has. */
+ * `ms`. It replaces `AbortSignal.timeout` and `AbortSignal.any`, which not every environment has. */
 export function within<T>(ms: number, work: (over: AbortSignal) => Promise<T>, signal?: AbortSignal): Promise<T> {
   const over = new AbortController();
   return abortable<T>(signal, (resolve, reject) => {

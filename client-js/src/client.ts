@@ -310,7 +310,7 @@ export class ChatClient extends Emitter<ClientEvents> {
   /** Returns the time of the gateway in milliseconds. Compare it, not the clock of the device, with the times in messages, with the
    * edit window and with `mutedUntil`. */
   now(): Millis {
-    return Date.now() + this.ahead;
+    return this.#connection.now();
   }
 
   /** @internal */

@@ -540,7 +540,7 @@ export class Conversation extends List<ConversationEvents> {
       const followed = new Map<UserId, Watermarks>();
       for await (const page of this.participants({ limit: PARTICIPANTS_PAGE }))
         for (const { user, deliveredSeq = 0, readSeq = 0 } of page) followed.set(user, { deliveredSeq, readSeq });
-      if (kind === 'dm') this.other = [...followed.keys()].find((user) => user !== this.#host.user);
+      if (kind === 'dm') this.other = [...followed.keys()].find((user) => user !== this.#host.user) ?? this.#host.user;
       if (epoch !== this.epoch) return this.changed();
       this.#followed = followed;
       this.changed();

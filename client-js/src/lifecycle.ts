@@ -4,8 +4,8 @@ import type { Dispose } from './emitter.js';
 /** The events to watch. `pageshow` also comes when a page leaves the back/forward cache. */
 const EVENTS = ['online', 'offline', 'pageshow', 'visibilitychange'];
 
-/** Calls `awake` when a visible page may have slept or its network changed, with whether the network is away, and `hidden` with whether the page is hidden: now, and
- * after each change. Returns a function that ends it. */
+/** Calls `awake` when a visible page may have slept or its network changed, with whether the network is away, and `hidden` with
+ * whether the page is hidden: now, and after each change. Returns a function that ends it. */
 export function watchLifecycle(awake: (isOffline: boolean) => void, hidden: (isHidden: boolean) => void): Dispose {
   const page = globalThis.document;
   const isHidden = () => page?.visibilityState === 'hidden';

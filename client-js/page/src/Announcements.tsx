@@ -1,7 +1,7 @@
 /** What a screen reader says while the list is open: each message that comes, once. What the user scrolls to is no news. */
 import { useEffect, useState } from 'react';
-import { cut } from '../../src/cut.js';
 import type { Conversation, Message } from '../../src/index.js';
+import { briefly } from './words.js';
 
 /** The number of messages that are kept. Only additions are read out. */
 const KEPT = 5;
@@ -19,9 +19,9 @@ export function Announcements({ conversation, user }: { conversation: Conversati
   const now = heard.map((message) => conversation.message(message.seq) ?? message).filter(({ deleted }) => !deleted);
   return (
     <div className="sr-only" aria-live="polite" aria-relevant="additions">
-      {now.map(({ seq, sender, body, attachments }) => (
-        <p key={seq}>
-          {sender}: {cut(body, 200) || attachments?.[0]?.name || 'an attachment'}
+      {now.map((message) => (
+        <p key={message.seq}>
+          {message.sender}: {briefly(message, 200)}
         </p>
       ))}
     </div>

@@ -2,7 +2,8 @@
 import { useEffect, useRef, useState } from 'react';
 import { cut } from '../../src/cut.js';
 import type { Upload } from '../../src/index.js';
-import { numberOf, useUploads } from './attaching.js';
+import { useUpload } from '../../src/react.js';
+import { numberOf } from './attaching.js';
 import { isPictureType, sizeOf } from './Files.js';
 import { KeptNote } from './kept.js';
 import { Icon } from './parts.js';
@@ -36,9 +37,8 @@ function maxOf(error: Upload['error']): number {
 }
 
 function AttachedFile({ file, onRemove }: { file: Upload; onRemove: (file: Upload) => void }) {
-  const [only] = useState(() => [file]);
-  useUploads(only);
-  const { name, size, sent, state, error, metadata } = file;
+  const { name } = file;
+  const { size, sent, state, error, metadata } = useUpload(file);
   const isPicture = isPictureType(file.blob.type);
   const max = maxOf(error);
   const [alt, setAlt] = useState(file.alt ?? '');

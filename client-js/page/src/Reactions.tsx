@@ -10,6 +10,8 @@ const NAMED = 12;
 /** The time for which the note is shown after a tap, in milliseconds. */
 const NOTE_MS = 4_000;
 
+const isMine = ({ mine }: ChatMessage, emoji: string): boolean => mine?.some((one) => isSame(one, emoji)) ?? false;
+
 /** Adds the user's reaction, or removes it. A refusal is shown at the message. */
 export function toggle(conversation: Conversation, { seq, key, mine, reactions = {} }: ChatMessage, emoji: string): void {
   const own = mine?.filter((one) => isSame(one, emoji)) ?? [];
@@ -69,7 +71,7 @@ export const Reactions = memo(function Reactions({ conversation, message, user, 
 
 /** @param forms The forms in which users chose the emoji, with spaces between. */
 function Chip({ conversation, message, user, may, emoji, forms }: Props & { emoji: string; forms: string }) {
-  const isOwn = message.mine?.some((one) => isSame(one, emoji)) ?? false;
+  const isOwn = isMine(message, emoji);
   const count = forms.split(' ').reduce((sum, form) => sum + (message.reactions?.[form] ?? 0), 0);
   const id = useId();
   /** The button while the note is shown. */
@@ -162,7 +164,7 @@ export function Picker({ anchor, conversation, message, onClose }: PickerProps) 
           key={emoji}
           type="button"
           role="menuitemcheckbox"
-          aria-checked={message.mine?.some((one) => isSame(one, emoji)) ?? false}
+          aria-checked={isMine(message, emoji)}
           aria-label={name}
           title={name}
           tabIndex={-1}

@@ -1,5 +1,4 @@
 import { memo, useCallback, useEffect, useMemo, useRef, useState } from 'react';
-import { cut } from '../../src/cut.js';
 import type { ChatClient, ChatMessage, Seq } from '../../src/index.js';
 import { useConnection, useConversation, usePresence } from '../../src/react.js';
 import { useAttaching, useDrop } from './attaching.js';
@@ -9,12 +8,12 @@ import { ConversationMenu } from './ConversationMenu.js';
 import { Details, Panel } from './Details.js';
 import { useToday } from './days.js';
 import { keepWriting, writingOf } from './drafts.js';
-import { headingOf, isOutside, kindOf, mayChange, mayEdit, maySend, useNameOf } from './facts.js';
+import { headingOf, isOutside, kindOf, mayChange, mayEdit, maySend, nameIn } from './facts.js';
 import { MessageList } from './MessageList.js';
 import { Avatar, Confirm, Icon, Skeleton, useMedia } from './parts.js';
 import type { Actions } from './Row.js';
 import type { Sounding } from './sound.js';
-import { Name, presenceText, typingText } from './words.js';
+import { gistOf, Name, presenceText, typingText } from './words.js';
 
 interface Props {
   chat: ChatClient;
@@ -58,7 +57,7 @@ export const Thread = memo(function Thread({ chat, id, user, sounding, maySet, h
   const [problem, setProblem] = useState<string>();
   const { details, removed, error } = conversation;
   const kind = kindOf(conversation);
-  const face = useNameOf(conversation, user);
+  const face = nameIn(conversation, user);
   const title = headingOf(conversation, user, face);
   const presence = usePresence(chat, kind === 'dm' && face && face !== user ? face : undefined);
   const outside = isOutside(conversation);
@@ -232,9 +231,7 @@ export const Thread = memo(function Thread({ chat, id, user, sounding, maySet, h
               // biome-ignore lint/suspicious/noArrayIndexKey: their order never changes.
               <p key={i} className="replying">
                 <Icon name="clock" />
-                <span>
-                  Waiting to be sent: <bdi>{cut(body, 100) || 'an attachment'}</bdi>
-                </span>
+                <span>Waiting to be sent: {gistOf({ body }, 100)}</span>
               </p>
             ))}
           </div>

@@ -1,6 +1,6 @@
 /** Days and times as the user has them: by their zone, the changes of its clocks, and their locale. No other file counts days. */
-
 import { useSyncExternalStore } from 'react';
+import { onAttention } from './attention.js';
 import { now as time } from './clock.js';
 
 const DAY_MS = 24 * 3600 * 1000;
@@ -70,6 +70,7 @@ const todayNow = () => `${zoneNow()} ${dayOf(time())}`;
 let today = todayNow();
 let timer: ReturnType<typeof setTimeout> | undefined;
 const watchers = new Set<() => void>();
+let offAttention: (() => void) | undefined;
 
 /** Sees whether it is another day, or the user is in another zone. */
 export function lookAtClock(): void {
@@ -86,15 +87,14 @@ export function lookAtClock(): void {
 function watch(watcher: () => void): () => void {
   watchers.add(watcher);
   // While the computer sleeps, no timer runs.
-  addEventListener('focus', lookAtClock);
-  document.addEventListener('visibilitychange', lookAtClock);
+  offAttention ??= onAttention(lookAtClock);
   lookAtClock();
   return () => {
     watchers.delete(watcher);
     if (watchers.size) return;
     clearTimeout(timer);
-    removeEventListener('focus', lookAtClock);
-    document.removeEventListener('visibilitychange', lookAtClock);
+    offAttention?.();
+    offAttention = undefined;
   };
 }
 

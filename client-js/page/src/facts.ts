@@ -1,30 +1,15 @@
 /** Facts about a conversation, from its inbox item or its details, whichever is loaded. */
-import { useEffect, useState } from 'react';
-import type { ChatMessage, Conversation, Kind, Participant } from '../../src/index.js';
+import type { ChatMessage, Conversation, Kind } from '../../src/index.js';
 import { now } from './clock.js';
 import { faceOf, titleOf } from './words.js';
 
 export const kindOf = ({ item, details }: Conversation): Kind | undefined => item?.kind ?? details?.kind;
 
-/** Returns the name of a conversation; of a direct chat, the other user. The inbox has those with messages only, so the other user of
- * a new one is asked for. Empty until it is known, and without a name. */
-export function useNameOf(conversation: Conversation, me: string): string {
-  const [other, setOther] = useState('');
-  const name = conversation.item ? faceOf(conversation.item, me) : conversation.name;
-  const isMissing = !name && kindOf(conversation) === 'dm';
-  useEffect(() => {
-    if (!isMissing) return;
-    const pages = conversation.participants({ limit: 2 });
-    pages.next().then(
-      ({ value }) => setOther((value as Participant[] | undefined)?.find(({ user }) => user !== me)?.user ?? me),
-      () => {},
-    );
-  }, [isMissing, conversation, me]);
-  return name || other;
-}
+/** Returns the name of a conversation; of a direct chat, the other user. Empty until it is known, and without a name. */
+export const nameIn = ({ item, name }: Conversation, me: string): string => (item ? faceOf(item, me) : name);
 
 /** Returns the title of a conversation for this user.
- * @param name What `useNameOf` returns. */
+ * @param name What `nameIn` returns. */
 export function headingOf(conversation: Conversation, me: string, name: string): string {
   const kind = kindOf(conversation);
   if (kind === 'dm') return name ? titleOf({ kind, name }, me) : 'Direct chat';

@@ -1,12 +1,13 @@
 /** Which conversations are muted. */
 import { useEffect, useState } from 'react';
 import type { InboxItem } from '../../src/index.js';
+import { isMuted as isMutedAt } from '../../src/muting.js';
 import { now } from './clock.js';
 
 /** The longest time that a timer can wait. */
 const TIMER_MAX_MS = 2 ** 31 - 1;
 
-export const isMuted = ({ mutedUntil }: InboxItem): boolean => (mutedUntil ?? 0) > now();
+export const isMuted = (item: InboxItem): boolean => isMutedAt(item, now());
 
 /** Renders again when a muted conversation is not muted any more. */
 export function useMuting(items: readonly InboxItem[]): void {

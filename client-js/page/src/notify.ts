@@ -1,11 +1,11 @@
 /** Desktop notifications of messages that come while the page is hidden. */
 import { useCallback, useEffect, useState } from 'react';
-import { cut } from '../../src/cut.js';
 import type { ChatClient, Message } from '../../src/index.js';
 import { isMuted } from './muting.js';
 import { usePushing } from './pushing.js';
 import { base } from './session.js';
 import { ofBrowser } from './store.js';
+import { briefly } from './words.js';
 
 /** The time for which messages are coalesced. Meanwhile another tab or device may have read them. */
 const GATHER_MS = 1_000;
@@ -115,7 +115,7 @@ export function useNotifications(
       if (!item || item.readSeq >= message.seq || !document.hidden || isMuted(item) || item.push === 'off') return;
       earlier?.close();
       const title = item.kind === 'dm' ? message.sender : `${message.sender} · ${item.name || `a ${item.kind}`}`;
-      const body = cut(message.body || message.attachments?.[0]?.name || 'an attachment', BODY_MAX);
+      const body = briefly(message, BODY_MAX);
       // The tag makes a later notification of a conversation replace the earlier one.
       const notification = show(title, { body, tag: message.conversation }, message);
       notification.onclick = () => {

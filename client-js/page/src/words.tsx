@@ -119,8 +119,12 @@ export function previewOf(item: InboxItem, me: string): ReactNode {
   );
 }
 
+/** Returns the beginning of what a message says, as plain text; without a text, the name of its first file. */
+export const briefly = ({ body, attachments }: Pick<ChatMessage, 'body' | 'attachments'>, max: number): string =>
+  cut(body || attachments?.[0]?.name || 'an attachment', max);
+
 /** Returns the beginning of what a message says, for a line that quotes it. */
-export function gistOf({ body, deleted }: ChatMessage, max: number): ReactNode {
+export function gistOf({ body, deleted }: Pick<ChatMessage, 'body' | 'deleted'>, max: number): ReactNode {
   return deleted ? <i>a deleted message</i> : <bdi>{cut(body, max) || 'an attachment'}</bdi>;
 }
 
