@@ -5,7 +5,7 @@ import type { Page } from 'playwright-core';
 import { expect, test } from 'vitest';
 import { violations } from './support/access.js';
 import { until, user } from './support/gateway.js';
-import { openDm, picture, setUp } from './support/people.js';
+import { give, openDm, picture, setUp } from './support/people.js';
 import { noise, png } from './support/pictures.js';
 
 const { gateway, people } = setUp();
@@ -93,28 +93,15 @@ test('SVG and HTML are links to downloads, and nothing of them runs', async () =
 
 test('files are pasted and dropped, removed, and sent while they are uploaded', async () => {
   const [alice, bob] = await two();
-  const give = (selector: string, type: 'paste' | 'drop', name: string, size: number) =>
-    alice.locator(selector).evaluate(
-      (element, [type, name, size]) => {
-        const data = new DataTransfer();
-        data.items.add(new File([new Uint8Array(size)], name, { type: 'text/plain' }));
-        const options = { bubbles: true, cancelable: true };
-        element.dispatchEvent(
-          type === 'paste'
-            ? new ClipboardEvent('paste', { ...options, clipboardData: data })
-            : new DragEvent('drop', { ...options, dataTransfer: data }),
-        );
-      },
-      [type, name, size] as const,
-    );
-  await give('textarea', 'paste', 'pasted.txt', 2000);
+  const file = (size: number) => ({ size, mime: 'text/plain' });
+  await give(alice.locator('textarea'), 'paste', 'pasted.txt', file(2000));
   // Pasted pictures often have the same name.
-  await give('textarea', 'paste', 'same.txt', 1000);
-  await give('textarea', 'paste', 'same.txt', 4000);
+  await give(alice.locator('textarea'), 'paste', 'same.txt', file(1000));
+  await give(alice.locator('textarea'), 'paste', 'same.txt', file(4000));
   await alice.getByRole('button', { name: 'Remove same.txt' }).first().click();
   expect(await alice.locator('.attached li', { hasText: 'same.txt' }).allTextContents()).toEqual(['same.txt 4 KiB']);
   await alice.getByRole('button', { name: 'Remove same.txt' }).click();
-  await give('.messages', 'drop', 'dropped.bin', 3000);
+  await give(alice.locator('.messages'), 'drop', 'dropped.bin', file(3000));
   await until(async () => (await alice.locator('.attached li').count()) === 2);
   await alice.getByRole('button', { name: 'Remove pasted.txt' }).click();
   expect(await alice.locator('.attached li').count()).toBe(1);

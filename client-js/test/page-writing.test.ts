@@ -2,7 +2,7 @@
 import type { Page } from 'playwright-core';
 import { expect, test } from 'vitest';
 import { until, user } from './support/gateway.js';
-import { connected, openDm, setUp, texts, write } from './support/people.js';
+import { connected, give, openDm, setUp, texts, write } from './support/people.js';
 
 const { gateway, people } = setUp();
 
@@ -29,23 +29,6 @@ async function toFirst(page: Page): Promise<void> {
   await page.getByLabel('Details').getByRole('button', { name: 'Close' }).click();
   expect(await texts(page)).not.toContain('my last');
 }
-
-/** Pastes or drops files with a text. */
-const give = (page: Page, type: 'paste' | 'drop', name: string, text = '') =>
-  page.locator('textarea').evaluate(
-    (element, [type, name, text]) => {
-      const data = new DataTransfer();
-      data.items.add(new File(['x'], name));
-      if (text) data.setData('text/plain', text);
-      const options = { bubbles: true, cancelable: true };
-      element.dispatchEvent(
-        type === 'paste'
-          ? new ClipboardEvent('paste', { ...options, clipboardData: data })
-          : new DragEvent('drop', { ...options, dataTransfer: data }),
-      );
-    },
-    [type, name, text] as const,
-  );
 
 test('Arrow Up edits the last message, also after a jump to old ones', async () => {
   const { page } = await withLongDm();
@@ -116,14 +99,14 @@ test('files from a file manager are attached, pictures of copied text are not, a
   const page = await people.signIn(await people.person(), user('alice'));
   await openDm(page, user('bob'));
   const names = () => page.locator('.attached bdi').allTextContents();
-  await give(page, 'paste', 'cat.txt', 'cat.txt');
-  await give(page, 'paste', 'dog.txt', '/home/alice/dog.txt');
+  await give(field(page), 'paste', 'cat.txt', { text: 'cat.txt' });
+  await give(field(page), 'paste', 'dog.txt', { text: '/home/alice/dog.txt' });
   await until(async () => (await names()).length === 2);
-  await give(page, 'paste', 'image.png', 'a copied sentence');
+  await give(field(page), 'paste', 'image.png', { text: 'a copied sentence' });
   await page.evaluate(() => {
     DataTransferItem.prototype.webkitGetAsEntry = () => ({ isDirectory: true }) as FileSystemEntry;
   });
-  await give(page, 'drop', 'folder');
+  await give(field(page), 'drop', 'folder');
   await page.getByText('A folder cannot be attached. Choose the files in it.').waitFor();
   expect(await names()).toEqual(['cat.txt', 'dog.txt']);
   // They are lost when the user signs out, so the page asks.

@@ -7,6 +7,7 @@ import { ChatClient, type ChatError, type ChatOptions, indexedDbStorage, memoryS
 import { pages } from '../src/pages.js';
 import { FakeServer } from './support/fake-server.js';
 import { until } from './support/gateway.js';
+import { expectNoRejections, noteRejections } from './support/rejections.js';
 
 let server: FakeServer;
 const made: ChatClient[] = [];
@@ -19,18 +20,14 @@ const store = () => {
   let seq = 0;
   server.answers.send = () => ({ type: 'sent', seq: ++seq, message_id: 'm', at: 1, duplicate: false });
 };
-const unhandled: unknown[] = [];
-const note = (error: unknown) => unhandled.push(error);
 
 beforeEach(() => {
   server = new FakeServer();
-  process.on('unhandledRejection', note);
+  noteRejections();
 });
 afterEach(async () => {
   for (const client of made.splice(0)) client.disconnect();
-  await new Promise((resolve) => setTimeout(resolve));
-  process.off('unhandledRejection', note);
-  expect(unhandled.splice(0)).toEqual([]);
+  await expectNoRejections();
   vi.unstubAllGlobals();
   vi.restoreAllMocks();
 });

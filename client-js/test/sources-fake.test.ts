@@ -3,6 +3,7 @@ import { afterEach, beforeEach, expect, test, vi } from 'vitest';
 import { ChatClient, type ChatError, type ChatOptions, memoryStorage, type OutboxStorage } from '../src/index.js';
 import { FakeServer } from './support/fake-server.js';
 import { until } from './support/gateway.js';
+import { expectNoRejections, noteRejections } from './support/rejections.js';
 
 let server: FakeServer;
 const made: ChatClient[] = [];
@@ -14,20 +15,15 @@ const make = (options: Partial<ChatOptions> = {}, url: ConstructorParameters<typ
 const waiting = async (client: ChatClient) =>
   (await until(() => client.state.at === 'waiting' && (client.state.error as ChatError))) as ChatError;
 
-const unhandled: unknown[] = [];
-const note = (error: unknown) => unhandled.push(error);
-
 beforeEach(() => {
   server = new FakeServer();
-  process.on('unhandledRejection', note);
+  noteRejections();
   // The client tries again at once.
   vi.spyOn(Math, 'random').mockReturnValue(0.2);
 });
 afterEach(async () => {
   for (const client of made.splice(0)) client.disconnect();
-  await new Promise((resolve) => setTimeout(resolve));
-  process.off('unhandledRejection', note);
-  expect(unhandled.splice(0)).toEqual([]);
+  await expectNoRejections();
   vi.restoreAllMocks();
 });
 

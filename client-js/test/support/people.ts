@@ -2,7 +2,7 @@
  * `SCREENSHOTS=folder` keeps pictures. */
 import { mkdirSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';
-import { type Browser, type BrowserContext, type BrowserContextOptions, chromium, type Page } from 'playwright-core';
+import { type Browser, type BrowserContext, type BrowserContextOptions, chromium, type Locator, type Page } from 'playwright-core';
 import { afterAll, afterEach, beforeAll, expect } from 'vitest';
 import { disconnectAll, Gateway, PATIENCE_MS } from './gateway.js';
 
@@ -128,6 +128,23 @@ export async function openDm(page: Page, name: string): Promise<void> {
   await page.getByRole('button', { name: 'Open', exact: true }).click();
   await page.getByLabel('Message', { exact: true }).waitFor();
 }
+
+/** Pastes or drops a file, with a text beside it if there is one. */
+export const give = (target: Locator, type: 'paste' | 'drop', name: string, { size = 1, mime = '', text = '' } = {}): Promise<void> =>
+  target.evaluate(
+    (element, [type, name, size, mime, text]) => {
+      const data = new DataTransfer();
+      data.items.add(new File([new Uint8Array(size)], name, { type: mime }));
+      if (text) data.setData('text/plain', text);
+      const options = { bubbles: true, cancelable: true };
+      element.dispatchEvent(
+        type === 'paste'
+          ? new ClipboardEvent('paste', { ...options, clipboardData: data })
+          : new DragEvent('drop', { ...options, dataTransfer: data }),
+      );
+    },
+    [type, name, size, mime, text] as const,
+  );
 
 /** Keeps a picture of the page, if `SCREENSHOTS` is set. */
 export async function picture(page: Page, name: string): Promise<void> {
