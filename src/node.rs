@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     auth::Tokens,
-    chat::Conversations,
+    chat::{Conversations, Error},
     cluster::{Cluster, MembershipAgent, NotJoined, PeerSettings, WebSockets},
     config::{Config, FilesKind, StoreKind},
     consumers::{
@@ -404,8 +404,8 @@ async fn join(
     }
 }
 
-/// Repairs the inbox rows of gateways that crashed. It waits while a shared store is unreachable, as nothing is served
-/// before. Returns the gateways that wrote to conversations that are damaged now.
+/// Repairs the inbox rows of gateways that crashed, as nothing is served before. Returns the gateways that wrote to
+/// conversations that are damaged now.
 async fn repair(
     conversations: &Conversations,
     store: &dyn Store,
@@ -413,20 +413,27 @@ async fn repair(
 ) -> anyhow::Result<Vec<GatewayId>> {
     let mut left = Vec::new();
     for &gone in gone {
-        let complete = loop {
-            match conversations.repair(gone).await {
-                Err(error) if store.is_shared() => {
-                    tracing::warn!(%error, "could not complete the repair after a crash; trying again");
-                    sleep(RETRY_AFTER).await;
-                }
-                repaired => break repaired?,
-            }
-        };
-        if !complete {
+        if !until_repaired(store.is_shared(), || conversations.repair(gone)).await? {
             left.push(gone);
         }
     }
     Ok(left)
+}
+
+/// Repeats a repair while a shared store is unreachable or a store is slow.
+async fn until_repaired<F>(is_shared: bool, repair: impl Fn() -> F) -> Result<bool, Error>
+where
+    F: Future<Output = Result<bool, Error>>,
+{
+    loop {
+        match repair().await {
+            Err(error) if is_shared || error == Error::TOO_LATE => {
+                tracing::warn!(%error, "could not complete the repair after a crash; trying again");
+                sleep(RETRY_AFTER).await;
+            }
+            repaired => return repaired,
+        }
+    }
 }
 
 /// Repairs what was damaged, if it comes back.
@@ -462,5 +469,32 @@ async fn sweep(store: Arc<dyn Store>) {
         if let Err(error) = store.sweep().await {
             tracing::warn!(%error, "could not sweep the store; trying again at the next sweep");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use super::*;
+
+    async fn repaired(is_shared: bool, outcomes: &[Result<bool, Error>]) -> Result<bool, Error> {
+        let left = RefCell::new(outcomes.iter().cloned());
+        until_repaired(is_shared, || async {
+            left.borrow_mut().next().expect("an outcome")
+        })
+        .await
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_repair_waits_for_a_slow_store() {
+        let late = Err(Error::TOO_LATE);
+        assert_eq!(
+            repaired(false, &[late.clone(), late, Ok(true)]).await,
+            Ok(true)
+        );
+        let broken = Err(Error::BROKEN);
+        assert_eq!(repaired(false, &[broken.clone(), Ok(true)]).await, broken);
+        assert_eq!(repaired(true, &[broken, Ok(false)]).await, Ok(false));
     }
 }
