@@ -75,5 +75,5 @@ export function lost(closeCode = 1006, reason = '', why: ErrorCode = closeCode >
  * @param name The name of the function. */
 export function textOf(given: unknown, name: string): string {
   if (typeof given === 'string' && given) return given;
-  throw new ChatError('unreachable', `${name}() gave no text: ${given}`);
+  throw new ChatError('unreachable', `${name}() gave no text: ${typeof given}`);
 }

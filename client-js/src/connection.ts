@@ -406,9 +406,10 @@ export class Connection {
     // A ping is on its way.
     if (this.#probed === heard) return;
     this.#probed = heard;
+    const at = Date.now();
     this.ask({ type: 'ping' }).then(
-      // A clock may be set while a connection lasts.
-      ({ time }) => (this.ahead = time - Date.now()),
+      // A clock may be set while a connection lasts. What a device hears after it slept is of an earlier time.
+      ({ time }) => Date.now() - at < PROBE_TIMEOUT_MS && (this.ahead = time - Date.now()),
       () => {},
     );
     this.#after(PROBE_TIMEOUT_MS, () => {

@@ -22,7 +22,7 @@ type FileKey = [clientId: string, number: number, size: number, at: number];
 export function openOutbox(name: string): Omit<Required<OutboxStorage>, 'shared'> {
   let opened: Promise<IDBDatabase> | undefined;
   const connect = () => {
-    const opening = (opened ??= within(ANSWER_TIMEOUT_MS, () => open(name)));
+    const opening = (opened ??= within(ANSWER_TIMEOUT_MS, (over) => open(name, over)));
     const forget = () => {
       if (opened === opening) opened = undefined;
     };
@@ -43,7 +43,8 @@ export function openOutbox(name: string): Omit<Required<OutboxStorage>, 'shared'
       const database = await opening;
       return await within(ms, () => work(database));
     } catch (thrown) {
-      const isDropped = (thrown as Error).name === 'InvalidStateError';
+      // WebKit calls it an unknown error.
+      const isDropped = ['InvalidStateError', 'UnknownError'].includes((thrown as Error).name);
       if (isDropped || (thrown as ChatError).code === 'timeout') forget();
       if (!isDropped) throw thrown;
       return work(await connect().opening);
@@ -91,7 +92,8 @@ export function openOutbox(name: string): Omit<Required<OutboxStorage>, 'shared'
   };
 }
 
-function open(name: string): Promise<IDBDatabase> {
+/** @param over Aborted if it took too long. A database that opens afterwards is closed. */
+function open(name: string, over: AbortSignal): Promise<IDBDatabase> {
   const request = indexedDB.open(name, 4);
   request.onupgradeneeded = ({ oldVersion }) => {
     const { result: database, transaction } = request;
@@ -112,7 +114,10 @@ function open(name: string): Promise<IDBDatabase> {
   };
   return new Promise((resolve, reject) => {
     request.onerror = () => reject(request.error);
-    request.onsuccess = () => resolve(request.result);
+    request.onsuccess = () => {
+      if (over.aborted) request.result.close();
+      resolve(request.result);
+    };
   });
 }
 

@@ -48,7 +48,7 @@ export class Outbox {
   #writes = 0;
   /** The number of writes in a row that failed, and the timer for the next one. */
   #failures = 0;
-  #storing: ReturnType<typeof setTimeout> | undefined;
+  #retry: ReturnType<typeof setTimeout> | undefined;
   /** The time when another tab called `logout()`. Entries written before are not loaded again. */
   #cleared = 0;
 
@@ -233,8 +233,8 @@ export class Outbox {
     this.#tabs.tell({ cleared: true });
     try {
       await within(STORAGE_TIMEOUT_MS, async () => {
-        const stored = await this.#storage.entries(user);
-        await Promise.all(stored.filter((entry) => this.#isOurs(entry)).map(({ clientId }) => this.#storage.remove(clientId)));
+        const stored = await this.#stored(user);
+        await Promise.all(stored.map(({ clientId }) => this.#storage.remove(clientId)));
       });
     } finally {
       // Another tab may have loaded the entries meanwhile.
@@ -258,8 +258,7 @@ export class Outbox {
 
   #drop(why = 'disconnect() was called'): void {
     this.reject(new ChatError('closed', why));
-    clearTimeout(this.#storing);
-    this.#storing = undefined;
+    this.#retry = void clearTimeout(this.#retry);
     for (const entry of this.#entries.values()) this.#stopWaiting(entry);
     this.#entries.clear();
     this.#seqs.clear();
@@ -280,9 +279,10 @@ export class Outbox {
     return waiting;
   }
 
-  /** Whether a value of the storage is an entry for this gateway. Entries of earlier versions name none. */
-  #isOurs(entry: OutboxEntry | undefined): boolean {
-    return !!entry?.clientId && entry.at > this.#cleared && (entry.gateway ?? this.#scope) === this.#scope;
+  /** Returns the entries of the storage that are for this gateway. Entries of earlier versions name none. */
+  async #stored(user: UserId): Promise<OutboxEntry[]> {
+    const all = await within(STORAGE_TIMEOUT_MS, () => this.#storage.entries(user));
+    return all.filter((entry) => entry?.clientId && entry.at > this.#cleared && (entry.gateway ?? this.#scope) === this.#scope);
   }
 
   #queue(entry: Local): void {
@@ -331,7 +331,7 @@ export class Outbox {
     const user = this.#user!;
     const writes = this.#writes;
     try {
-      const stored = (await within(STORAGE_TIMEOUT_MS, () => this.#storage.entries(user))).filter((entry) => this.#isOurs(entry));
+      const stored = await this.#stored(user);
       if (this.#user !== user) return;
       // This tab changed the storage meanwhile, so the answer may be outdated.
       if (this.#writes !== writes) return this.#load();
@@ -366,6 +366,7 @@ export class Outbox {
       for (const { conversation } of [...before, ...stored]) this.#host.changed(conversation);
     } catch (error) {
       this.#host.failed(error as Error);
+      this.#again();
     }
   }
 
@@ -420,16 +421,22 @@ export class Outbox {
       },
       (error) => {
         if (!this.#failures) this.#host.failed(error as Error);
+        this.#again();
         // It is sent from memory. Without a connection it has to be stored, so that it survives the tab.
-        const again = () => {
-          this.#storing = undefined;
-          for (const entry of this.#entries.values()) if (entry.unsaved && entry.alone) void this.#store(entry);
-        };
-        this.#storing ??= setTimeout(again, backoff(this.#failures++));
         entry.alone = entry.tried = true;
         this.#send(entry.conversation);
       },
     );
+  }
+
+  /** Stores and loads later what could not be. */
+  #again(): void {
+    const again = () => {
+      this.#retry = undefined;
+      for (const entry of this.#entries.values()) if (entry.unsaved && entry.alone) void this.#store(entry);
+      void this.#load().then(() => this.#sendAll());
+    };
+    this.#retry ??= setTimeout(again, backoff(this.#failures++));
   }
 
   #heard({ sent, accepted, cleared }: Note): void {

@@ -195,4 +195,17 @@ describe('a clock that is an hour ahead', () => {
     page.dispatchEvent(new Event('online'));
     await until(() => client.now() < Date.now() - HOUR / 2);
   });
+
+  test('is not assumed because the device slept before the answer to a ping came', async () => {
+    const client = make();
+    await client.connect();
+    server.answers.ping = () => undefined;
+    page.dispatchEvent(new Event('online'));
+    await until(() => server.received('ping').length);
+    const asked = Date.now();
+    vi.spyOn(Date, 'now').mockReturnValue(asked + HOUR);
+    server.socket.say({ type: 'pong', id: server.received('ping')[0]!.id, time: asked });
+    await client.request({ type: 'away', away: true });
+    expect(client.now()).toBe(asked + HOUR);
+  });
 });

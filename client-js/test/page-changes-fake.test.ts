@@ -178,9 +178,12 @@ test('a notification is closed when its message is deleted', async () => {
   await until(async () => (await noted()).shown.includes('a secret'));
   server.change('bob', { type: 'react', seq: 4, emoji: '👍' });
   server.change('bob', { type: 'delete', seqs: [3] });
+  // A new text takes the place of the old one silently.
+  server.change('bob', { type: 'edit', seq: 4, body: 'less secret' });
+  await until(async () => (await noted()).shown.includes('less secret'));
   expect((await noted()).closed).not.toContain('a secret');
   server.change('bob', { type: 'delete', seqs: [4] });
-  await until(async () => (await noted()).closed.includes('a secret'));
+  await until(async () => (await noted()).closed.includes('less secret'));
 });
 
 test('a deletion is confirmed, leaves a stub, and quotes and the inbox follow', async () => {

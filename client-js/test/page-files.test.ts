@@ -42,6 +42,8 @@ test('a picture is attached, described and sent, and the other user sees it in t
     expect([Math.round(width), Math.round(height)]).toEqual([320, 160]);
   }
   await picture(bob, 'files-list');
+  // A message without a text is called by its file.
+  expect(await bob.getByRole('article', { name: /cat\.png/ }).count()).toBe(1);
   await bob.getByRole('button', { name: 'Show a cat on a mat' }).click();
   const window = bob.getByRole('dialog', { name: 'cat.png' });
   await window.waitFor();

@@ -87,6 +87,19 @@ test('signing out does not ask when all is sent, and another user in another tab
   expect(await stored(alice)).toContain(`chat-session /":"{\\"user\\":\\"${b}`);
 });
 
+test('a tab that a notification opened stays the tab of its user after a reload', async () => {
+  const [a, b] = [user('alice'), user('bob')];
+  const context = await people.person();
+  await people.signIn(context, a);
+  const opened = await context.newPage();
+  await opened.goto(`${gateway.page}#/${crypto.randomUUID()}`);
+  await connected(opened);
+  await people.signIn(context, b);
+  await opened.reload();
+  await connected(opened);
+  expect(await opened.evaluate(() => sessionStorage.getItem('chat-session /'))).toContain(a);
+});
+
 test("the browser's notifications come from hidden pages, and are closed when the user looks or signs out", async () => {
   const [a, b] = [user('alice'), user('bob')];
   const bob = await gateway.connect(b);

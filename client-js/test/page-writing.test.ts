@@ -125,6 +125,27 @@ test('files from a file manager are attached, pictures of copied text are not, a
   await closed;
 });
 
+test('files for a group that the user is no longer in are given up', async () => {
+  const [a, b] = [user('alice'), user('bob')];
+  const page = await people.signIn(await people.person(), a);
+  const bob = await gateway.connect(b);
+  const group = await bob.createGroup({ name: 'Trip', participants: [a] });
+  await page.getByRole('button', { name: /Trip/ }).click();
+  await give(field(page), 'paste', 'cat.txt', { size: 10, mime: 'text/plain' });
+  await page.locator('.attached li[data-state="ready"]').waitFor();
+  await group.remove(a);
+  await page.getByText('You are not in this conversation any more.').waitFor();
+  const asked: string[] = [];
+  page.on('dialog', (dialog) => {
+    asked.push(dialog.type());
+    void dialog.accept();
+  });
+  const closed = page.waitForEvent('close');
+  await page.close({ runBeforeUnload: true });
+  await closed;
+  expect(asked).toEqual([]);
+});
+
 test('a message keeps the indentation of its first line', async () => {
   const page = await people.signIn(await people.person(), user('alice'));
   await openDm(page, user('bob'));

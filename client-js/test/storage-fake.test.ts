@@ -73,6 +73,45 @@ test('a database that never opens is opened again', async () => {
   expect(await storage.entries('alice')).toEqual([entry]);
 });
 
+test('a database that opens too late is closed', async () => {
+  const request = { result: { close: vi.fn() } } as unknown as IDBOpenDBRequest;
+  vi.spyOn(indexedDB, 'open').mockReturnValue(request);
+  vi.useFakeTimers({ toFake: ['setTimeout', 'clearTimeout'] });
+  const refused = expect(indexedDbStorage('late').entries('alice')).rejects.toMatchObject({ code: 'timeout' });
+  await vi.waitFor(() => expect(indexedDB.open).toHaveBeenCalled());
+  await vi.advanceTimersByTimeAsync(4_000);
+  await refused;
+  request.onsuccess!({} as Event);
+  expect(request.result.close).toHaveBeenCalledOnce();
+});
+
+test('a connection that WebKit lost is made anew', async () => {
+  const storage = indexedDbStorage('webkit');
+  expect(await storage.entries('alice')).toEqual([]);
+  const lost = () => {
+    throw new DOMException('Connection to Indexed Database server lost. Refresh the page to try again', 'UnknownError');
+  };
+  vi.spyOn(IDBDatabase.prototype, 'transaction').mockImplementationOnce(lost);
+  const entry = { clientId: 'a', user: 'alice', conversation: 'c', body: 'one', at: 1 };
+  await storage.put(entry);
+  expect(await storage.entries('alice')).toEqual([entry]);
+});
+
+test('what was stored before is sent on the same connection, once the storage answers', async () => {
+  const memory = memoryStorage();
+  await memory.put({ clientId: 'a', user: 'alice', gateway: 'ws://fake', conversation: 'c', body: 'before', at: Date.now() });
+  let isAway = true;
+  const client = make({ ...memory, entries: (user) => (isAway ? Promise.reject(new Error('no database')) : memory.entries(user)) });
+  const errors: string[] = [];
+  client.on('error', ({ message }) => errors.push(message));
+  await client.connect();
+  await until(() => errors.length);
+  isAway = false;
+  await until(() => server.received('send').length);
+  expect(server.received('send')[0]).toMatchObject({ body: 'before' });
+  expect(server.sockets).toHaveLength(1);
+});
+
 test('a message that the storage refused is stored as soon as it accepts one, and one error is reported', async () => {
   const memory = memoryStorage();
   let isFull = true;

@@ -1,6 +1,7 @@
 import { useCallback, useEffect, useMemo, useState } from 'react';
 import { ChatClient, indexedDbStorage, memoryStorage, type OutboxStorage, type State } from '../../src/index.js';
 import { useConnection, useInbox } from '../../src/react.js';
+import { forgetAttached } from './attaching.js';
 import { setClock } from './clock.js';
 import { watchKept } from './kept.js';
 import { isMuted, useMuting } from './muting.js';
@@ -79,6 +80,10 @@ function Chat({ session, onSignOut }: { session: Session; onSignOut: (why?: stri
     return () => chat.disconnect();
   }, [chat]);
   useEffect(() => watchKept(chat), [chat]);
+  useEffect(
+    () => chat.on('conversation', ({ conversation, change }) => change === 'removed' && forgetAttached(user, conversation)),
+    [chat, user],
+  );
 
   const signingOut = useSignOut({
     chat,

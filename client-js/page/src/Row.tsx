@@ -9,7 +9,7 @@ import { bodyOf } from './links.js';
 import { Menu } from './Popup.js';
 import { Avatar, Icon } from './parts.js';
 import { Picker, Reactions } from './Reactions.js';
-import { deletedText, gistOf, hueOf, Name, stateText, systemText } from './words.js';
+import { briefly, deletedText, gistOf, hueOf, Name, stateText, systemText } from './words.js';
 
 /** What the user can do with a message. The object stays the same, so that rows need not be rendered again. */
 export interface Actions extends FileActions {
@@ -32,6 +32,9 @@ interface Props {
   onJump: (seq: number) => void;
 }
 
+/** Code points of the name of a file that stands for a message. */
+const NAME_MAX = 100;
+
 const ticks = { sending: 'clock', sent: 'check', delivered: 'checks', read: 'seen', failed: 'alert' } as const;
 
 export const Row = memo(function Row(props: Props) {
@@ -47,7 +50,14 @@ export const Row = memo(function Row(props: Props) {
   }
   const names = `message${own ? ' own' : ''}${follows ? ' follows' : ''}${deleted ? ' deleted' : ''}`;
   return (
-    <article className={names} tabIndex={-1} aria-labelledby={`${id}who ${id}what`} data-key={key} data-seq={seq} data-state={state}>
+    <article
+      className={names}
+      tabIndex={-1}
+      aria-labelledby={`${id}who ${id}what ${id}files`}
+      data-key={key}
+      data-seq={seq}
+      data-state={state}
+    >
       {withSender && !own && (follows ? <span className="avatar" /> : <Avatar name={sender} kind="dm" />)}
       <div className="bubble">
         {withSender && !own && !follows ? (
@@ -73,6 +83,11 @@ export const Row = memo(function Row(props: Props) {
           <div className="body" id={`${id}what`} dir="auto">
             {bodyOf(body)}
           </div>
+        )}
+        {attachments && !body && (
+          <span className="sr-only" id={`${id}files`}>
+            {attachments.length > 1 ? `${attachments.length} files` : briefly(message, NAME_MAX)}
+          </span>
         )}
         {attachments && <Files files={attachments} actions={actions} own={own} />}
         <Meta message={message} />

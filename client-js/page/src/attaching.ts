@@ -6,6 +6,8 @@ import { noteKept } from './kept.js';
 /** The files of messages that are being written, by user and conversation. */
 const attached = new Map<string, readonly Upload[]>();
 
+const NONE: readonly Upload[] = [];
+
 const stay = (event: Event) => event.preventDefault();
 
 /** Has the browser ask before it leaves the page while there are files: unlike texts, they would be lost. */
@@ -73,14 +75,15 @@ function attachTo(conversation: Conversation, file: File): Upload {
  * @param max The number of files that a message may have. */
 export function useAttaching(user: string, conversation: Conversation, max: number): Attaching {
   const key = `${user} ${conversation.id}`;
-  const [files, setFiles] = useState(() => attached.get(key) ?? []);
+  const [, show] = useReducer((count: number) => count + 1, 0);
+  const files = attached.get(key) ?? NONE;
   const [notice, setNotice] = useState<string>();
   const keep = useCallback(
     (now: readonly Upload[]) => {
       if (now.length) attached.set(key, now);
       else attached.delete(key);
       guard();
-      setFiles(now);
+      show();
       setNotice(undefined);
     },
     [key],
@@ -150,10 +153,10 @@ export function useUploads(files: readonly Upload[]): void {
 export const countAttached = (user: string): number =>
   [...attached].reduce((sum, [key, files]) => sum + (key.startsWith(`${user} `) ? files.length : 0), 0);
 
-/** Forgets the files of a user who signs out. */
-export function forgetAttached(user: string): void {
+/** Forgets the files of a user who signs out, or those for a conversation that the user is no longer in. */
+export function forgetAttached(user: string, conversation = ''): void {
   for (const [key, files] of attached) {
-    if (!key.startsWith(`${user} `)) continue;
+    if (!key.startsWith(`${user} ${conversation}`)) continue;
     attached.delete(key);
     for (const file of files) file.abort();
   }

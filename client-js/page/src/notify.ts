@@ -5,7 +5,7 @@ import { isMuted } from './muting.js';
 import { usePushing } from './pushing.js';
 import { base } from './session.js';
 import { ofBrowser } from './store.js';
-import { briefly } from './words.js';
+import { briefly, plain } from './words.js';
 
 /** The time for which messages are coalesced. Meanwhile another tab or device may have read them. */
 const GATHER_MS = 1_000;
@@ -112,9 +112,11 @@ export function useNotifications(
     /** Shows a message in a notification, or its new text in the place of an earlier one. */
     const tell = (message: Message, earlier?: Notification) => {
       const item = chat.inbox.get(message.conversation);
-      if (!item || item.readSeq >= message.seq || !document.hidden || isMuted(item) || item.push === 'off') return;
-      earlier?.close();
-      const title = item.kind === 'dm' ? message.sender : `${message.sender} · ${item.name || `a ${item.kind}`}`;
+      if (!item || item.readSeq >= message.seq || !document.hidden || isMuted(item) || item.push === 'off') return earlier?.close();
+      // Not closed, because one of the same tag takes its place silently.
+      if (earlier) shown.delete(earlier);
+      const sender = plain(message.sender);
+      const title = item.kind === 'dm' ? sender : `${sender} · ${plain(item.name || `a ${item.kind}`)}`;
       const body = briefly(message, BODY_MAX);
       // The tag makes a later notification of a conversation replace the earlier one.
       const notification = show(title, { body, tag: message.conversation }, message);

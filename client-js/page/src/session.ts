@@ -43,7 +43,14 @@ export const newest = (): Session | undefined => parsed(ofBrowser.get(KEY));
 
 /** Returns the session of this tab. A new tab asks who uses it, except with the address of a conversation, as a notification opens it:
  * then it has the newest session. */
-export const remembered = (): Session | undefined => parsed(ofTab.get(KEY)) ?? (/^#\/./.test(location.hash) ? newest() : undefined);
+export function remembered(): Session | undefined {
+  const own = parsed(ofTab.get(KEY));
+  if (own || !/^#\/./.test(location.hash)) return own;
+  const session = newest();
+  // Otherwise it would be another user's after a reload, if one signs in meanwhile.
+  if (session) ofTab.set(KEY, JSON.stringify(session));
+  return session;
+}
 
 /** Stores a session for this tab and for new tabs. */
 export function remember(session: Session): void {
