@@ -17,7 +17,7 @@ import { Outbox } from './outbox.js';
 import { sendable } from './outbox-entry.js';
 import { type Paging, pages } from './pages.js';
 import type { Push } from './push.js';
-import { fixed, notLoaded, originOf, ownStorage, urlsOf } from './sources.js';
+import { fixed, loadedOnce, originOf, ownStorage, urlsOf } from './sources.js';
 import type { OutboxStorage } from './storage.js';
 import type {
   AppToken,
@@ -72,10 +72,8 @@ export class ChatClient extends Emitter<ClientEvents> {
     globalThis.FinalizationRegistry && new FinalizationRegistry<ConversationId>((id) => this.#known(id) || this.#conversations.delete(id));
   #watches = new Set<readonly UserId[]>();
   #watcher: Watcher | undefined;
-  /** The code for addresses and for uploads, once it is needed. */
-  #addresses: Promise<Addresses> | undefined;
-  #sender: Promise<Sender> | undefined;
-  #push: Promise<Push> | undefined;
+  /** What is loaded once it is needed. */
+  #parts: { addresses?: Promise<Addresses>; sender?: Promise<Sender>; push?: Promise<Push> } = {};
   #marks: Marks | undefined;
   /** What the watermarks were told before their code was loaded. */
   #untold: ((marks: Marks) => void)[] = [];
@@ -160,7 +158,7 @@ export class ChatClient extends Emitter<ClientEvents> {
     this.#disconnect();
     for (const kept of [this.#connection, this.inbox, this.feed, this.changeFeed, this.#presence]) kept.clear();
     this.mark((marks) => marks.clear());
-    this.#addresses = undefined;
+    delete this.#parts.addresses;
     await this.outbox.clear(this.user);
   }
 
@@ -267,12 +265,7 @@ export class ChatClient extends Emitter<ClientEvents> {
   /** Returns the addresses of an uploaded file. They are kept until shortly before they expire, and requests of one tick are sent
    * together. Rejects with `not_found` if the user may not download the file. */
   async attachment(id: AttachmentId): Promise<AttachmentUrl> {
-    this.#addresses ??= import('./addresses.js').then(({ Addresses }) => new Addresses(this));
-    // After a failure the code is loaded again.
-    const addresses = await this.#addresses.catch((error) => {
-      this.#addresses = undefined;
-      throw notLoaded(error);
-    });
+    const addresses = await loadedOnce(this.#parts, 'addresses', async () => new (await import('./addresses.js')).Addresses(this));
     return addresses.get(id);
   }
 
@@ -283,11 +276,7 @@ export class ChatClient extends Emitter<ClientEvents> {
   async #loadSender(): Promise<Sender> {
     // Without a connection the code cannot be loaded either.
     await this.#ready();
-    this.#sender ??= import('./transfer.js').then(({ Transfers }) => new Transfers(this));
-    return this.#sender.catch((error) => {
-      this.#sender = undefined;
-      throw notLoaded(error);
-    });
+    return loadedOnce(this.#parts, 'sender', async () => new (await import('./transfer.js')).Transfers(this));
   }
 
   /** @internal Resolves when there is a connection, and a direct chat that was opened without one is created. */
@@ -350,11 +339,7 @@ export class ChatClient extends Emitter<ClientEvents> {
   async #loadPush(): Promise<Push> {
     // A registration belongs to a user, whose name the first connection tells.
     if (!this.user) await this.#ready();
-    this.#push ??= import('./push.js').then(({ Push }) => new Push(this, this.#storage, this.#pushName));
-    return this.#push.catch((error) => {
-      this.#push = undefined;
-      throw notLoaded(error);
-    });
+    return loadedOnce(this.#parts, 'push', async () => new (await import('./push.js')).Push(this, this.#storage, this.#pushName));
   }
 
   /** The name in the storage under which the registration for pushes is kept. */
@@ -368,7 +353,7 @@ export class ChatClient extends Emitter<ClientEvents> {
     const storage = this.#storage;
     const name = this.#pushName;
     await within(LEAVE_TIMEOUT_MS, async () => {
-      if (this.#push ?? (await storage.get?.(name))) await this.unregisterPush();
+      if (this.#parts.push ?? (await storage.get?.(name))) await this.unregisterPush();
     }).catch((error) => this.#failed(error));
     (async () => storage.set?.(name))().catch(() => {});
   }

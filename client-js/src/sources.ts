@@ -24,9 +24,14 @@ export function urlsOf(source: () => Promise<string> | string): () => Promise<st
   };
 }
 
-/** Returns the error of a part of the client that could not be loaded. */
-export function notLoaded(cause: Error): ChatError {
-  return new ChatError('unreachable', `a part of the client was not loaded: ${cause.message}`, { cause });
+/** Returns a part of the client. It is loaded once, and again after a failure. */
+export async function loadedOnce<K extends string, T>(parts: { [name in K]?: Promise<T> }, name: K, load: () => Promise<T>): Promise<T> {
+  try {
+    return await (parts[name] ??= load());
+  } catch (cause) {
+    delete parts[name];
+    throw new ChatError('unreachable', `a part of the client was not loaded: ${(cause as Error).message}`, { cause });
+  }
 }
 
 /** Returns a source for a token that cannot be renewed. */

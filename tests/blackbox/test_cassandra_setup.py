@@ -1,10 +1,16 @@
 """How a gateway meets Cassandra: its tables, settings that do not fit the cluster, a cluster that is not there, TLS."""
+import datetime
 import json
 import signal
 import subprocess
 import time
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.x509.oid import NameOID
 
 from support import BINARY, PATIENCE, Gateway, OwnNodes, cql, new_keyspace
 from test_cassandra import ready
@@ -114,9 +120,23 @@ def test_a_gateway_waits_for_an_unreachable_cluster(tmp_path):
     assert "the cluster is not ready" in log.read_text()
 
 
-async def test_tls_and_a_password(tmp_path):
-    """Starts a node that accepts only TLS and a password."""
-    with OwnNodes(tmp_path / "secure", 1, CASSANDRA_SECURE="1") as nodes:
+def certificate(folder, name):
+    """Makes a self-signed certificate of a client, and its key. Returns the paths of the two PEM files."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    who, now = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]), datetime.datetime.now(datetime.UTC)
+    signed = x509.CertificateBuilder().subject_name(who).issuer_name(who).public_key(key.public_key()).serial_number(1)
+    signed = signed.not_valid_before(now - datetime.timedelta(days=1)).not_valid_after(now + datetime.timedelta(days=1))
+    paths = folder / f"{name}.pem", folder / f"{name}.key"
+    paths[0].write_bytes(signed.sign(key, hashes.SHA256()).public_bytes(Encoding.PEM))
+    paths[1].write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    return [str(path) for path in paths]
+
+
+@pytest.mark.parametrize("mutual", [False, True])
+async def test_tls_and_a_password(tmp_path, mutual):
+    """Starts a node that accepts only TLS and a password, or with `mutual` also only those who have a certificate."""
+    known, other = [certificate(tmp_path, name) for name in ("known", "other")]
+    with OwnNodes(tmp_path / "secure", 1, CASSANDRA_SECURE="1", **({"CASSANDRA_CLIENTS": known[0]} if mutual else {})) as nodes:
         secure = {
             "store__cassandra__nodes": json.dumps([f"{nodes.host(1)}:9042"]),
             "store__cassandra__replication": "{replication_factor=1}",
@@ -124,6 +144,15 @@ async def test_tls_and_a_password(tmp_path):
             "store__cassandra__password": "cassandra",
             "store__cassandra__tls_authority_file": str(nodes.home / "node1/conf/node.pem"),
         }
+
+        def of_client(files):
+            return dict(zip(("store__cassandra__tls_certificate_file", "store__cassandra__tls_key_file"), files))
+
+        if mutual:
+            for files in ([], other):
+                refused = Gateway(str(tmp_path / "data"), **secure, **of_client(files)).command("schema", "apply", check=False)
+                assert refused.returncode != 0 and "certificate" in refused.stderr.lower(), refused.stderr
+            secure |= of_client(known)
         gateway = Gateway(str(tmp_path / "data"), **secure)
         try:
             for missing, why in (("password", "together with store.cassandra.password"), ("username", "together with store.cassandra.password"), ("tls_authority_file", "")):

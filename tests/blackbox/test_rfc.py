@@ -4,6 +4,7 @@ say why a requirement does not apply, or where it is tested."""
 import asyncio
 import base64
 import contextlib
+import gzip
 import hashlib
 import json
 import os
@@ -264,6 +265,22 @@ async def test_head_has_the_headers_of_get(server):
         for answer in (get, head):
             answer.headers.pop("date")
         assert (head.status, head.headers) == (get.status, get.headers), path
+
+
+@pytest.mark.embedded
+async def test_the_page_is_compressed_for_those_who_take_it(server):
+    async def get(path, *headers):
+        return Answer(await server.say(filled(request(f"GET {path} HTTP/1.1", *headers), server.words)))
+
+    for path in ("/", "/page.js", "/page.css"):
+        plain, small = await get(path), await get(path, "Accept-Encoding: br, gzip")
+        assert gzip.decompress(small.body) == plain.body and 2 * len(small.body) < len(plain.body)
+        assert "content-encoding" not in plain.headers and small.headers["content-encoding"] == "gzip"
+        assert plain.headers["vary"] == small.headers["vary"] == "accept-encoding"
+        assert small.headers["etag"] == f"W/{plain.headers['etag']}"
+        again = await get(path, "Accept-Encoding: br, gzip", f"If-None-Match: {small.headers['etag']}")
+        assert (again.status, again.body, again.headers["etag"]) == (304, b"", small.headers["etag"])
+        assert (await get(path, "Accept-Encoding: gzip;q=0")).body == plain.body
 
 
 @pytest.mark.embedded

@@ -19,6 +19,7 @@
 
 mod changed;
 mod consumed;
+mod followed;
 mod quiet;
 mod ranks;
 mod restored;
