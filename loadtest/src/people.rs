@@ -17,6 +17,7 @@ use crate::{
     crowd::{Crowd, body},
     data::Data,
     fanout::{WARM_UP, spinner},
+    latency::quantile_ms,
     replies::Replies,
     report::Report,
     server::{Server, total_cpu},
@@ -75,6 +76,8 @@ impl Kind {
 const CONVERSATIONS: usize = 3;
 /// Participants of the channel, which are named when it is created.
 const CHANNEL_MAX: usize = 3_000;
+/// Goal for the latency through one gateway with the embedded store, p99.9 / p50.
+const TAIL_RATIO_MAX: f64 = 10.0;
 
 struct Conversation {
     id: String,
@@ -102,6 +105,10 @@ pub(crate) fn run(common: &Common, options: &Options, kind: Kind) -> anyhow::Res
     people.judge_replies(&mut report);
     let crowd = &people.crowd;
     crowd.tell_latency(&mut report, "latency");
+    if options.gateways == 1 && common.cassandra.is_empty() {
+        let [p50, p999] = [0.5, 0.999].map(|q| quantile_ms(&crowd.latency[0], q));
+        report.speed_at_most("latency, p99.9 / p50", p999 / p50, TAIL_RATIO_MAX, "");
+    }
     if let Some(replies) = &crowd.replies {
         report.latency("a change acknowledged", &replies.changed);
     }
