@@ -21,7 +21,7 @@ use self::signals::Signals;
 use crate::{
     auth::{KeyError, Tokens},
     cluster::{self, Finalized},
-    config::{Config, Loaded, StoreKind},
+    config::{Config, Loaded, Log, LogFormat, StoreKind},
     consumers::push,
     files, gateway, import,
     model::{
@@ -164,6 +164,14 @@ fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         Command::Health | Command::Check { .. } => Config::read(arguments.config)?,
         _ => Config::load(arguments.config)?,
     };
+    if let Command::Import { .. } | Command::Store { .. } | Command::Cluster { .. } = command {
+        // They wait for a cluster that cannot be reached, and must say so.
+        telemetry::start_logs(&Log {
+            format: LogFormat::Text,
+            filter: "chat_gateway=warn".into(),
+        })
+        .map_err(anyhow::Error::msg)?;
+    }
     match command {
         Command::Serve => runtime()?.block_on(serve(&loaded)),
         Command::Token {
@@ -351,7 +359,7 @@ fn within(files: u64, connections: usize) -> anyhow::Result<usize> {
 
 async fn apply_schema(config: &Config) -> anyhow::Result<ExitCode> {
     let settings = config.store.cassandra.settings();
-    let session = cassandra::connect(&settings).await?;
+    let (session, settings) = cassandra::connect(&settings).await?;
     let done = schema::apply(&session, &settings.keyspace).await?;
     let (name, version) = (&settings.keyspace.name, schema::wanted());
     let what = if done { "now has" } else { "had already" };

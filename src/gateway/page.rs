@@ -147,7 +147,10 @@ fn accepts_gzip(asked: &HeaderMap) -> bool {
         let (name, weight) = coding.split_once(';').unwrap_or((coding, "q=1"));
         let weight = weight.trim().strip_prefix("q=");
         let is_wanted = weight.and_then(|q| q.parse().ok()).unwrap_or(0.0_f32) > 0.0;
-        is_wanted && ["gzip", "*"].iter().any(|known| name.trim().eq_ignore_ascii_case(known))
+        is_wanted
+            && ["gzip", "*"]
+                .iter()
+                .any(|known| name.trim().eq_ignore_ascii_case(known))
     })
 }
 

@@ -120,6 +120,17 @@ def test_a_gateway_waits_for_an_unreachable_cluster(tmp_path):
     assert "the cluster is not ready" in log.read_text()
 
 
+@pytest.mark.parametrize("command", [("cluster", "status"), ("cluster", "raise-ring"), ("store", "check", "0199c0de-0000-4000-8000-000000000001")])
+def test_a_command_says_what_it_waits_for(tmp_path, command):
+    gateway = Gateway(str(tmp_path), store__cassandra__nodes='["127.66.66.66:9042"]')
+    process = subprocess.Popen([BINARY, *command], env=gateway.env(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    try:
+        assert "the cluster is not ready; trying again" in process.stderr.readline()
+    finally:
+        process.kill()
+        process.wait()
+
+
 def certificate(folder, name):
     """Makes a self-signed certificate of a client, and its key. Returns the paths of the two PEM files."""
     key = ec.generate_private_key(ec.SECP256R1())

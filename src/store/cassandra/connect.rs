@@ -60,20 +60,24 @@ impl TlsFiles {
     }
 }
 
-/// Connects to a cluster without selecting a keyspace, and checks its datacenters.
+/// Connects to a cluster without selecting a keyspace, and checks its datacenters. Returns the settings with the datacenter
+/// in use also if they named none: nodes of another one that joins later have no copies yet, and are not to be asked.
 ///
 /// # Errors
-/// [`Error::Unavailable`] if no node can be reached or a TLS file cannot be used, and [`Error::Unusable`] if the settings do
+/// [`Error::Unavailable`] if no node can be reached, and [`Error::Unusable`] if a TLS file cannot be used or the settings do
 /// not fit the cluster.
-pub async fn connect(settings: &Settings) -> Result<Session> {
+pub async fn connect(settings: &Settings) -> Result<(Session, Settings)> {
     let failed = |e: &dyn std::fmt::Display| Error::Unavailable {
         operation: "connect",
         reason: format!("{}: {e}", settings.nodes.join(", ")),
     };
     let tls = match &settings.tls {
-        Some(files) => Some(tls(files).map_err(|e| failed(&e))?),
+        Some(files) => Some(tls(files).map_err(|e| Error::Unusable {
+            reason: e.to_string(),
+        })?),
         None => None,
     };
+    let mut transactions = profile(settings, None).into_handle_with_label("transactions".into());
     let mut builder = SessionBuilder::new()
         .known_nodes(&settings.nodes)
         .tls_context(tls)
@@ -83,9 +87,7 @@ pub async fn connect(settings: &Settings) -> Result<Session> {
         .schema_agreement_interval(AGREED_EVERY)
         // `schema::apply` refreshes the metadata once, when all tables exist.
         .refresh_metadata_on_auto_schema_agreement(false)
-        .default_execution_profile_handle(
-            profile(settings, None).into_handle_with_label("transactions".into()),
-        );
+        .default_execution_profile_handle(transactions.clone());
     if let Some((user, password)) = &settings.user {
         builder = builder.user(user, password);
     }
@@ -95,8 +97,12 @@ pub async fn connect(settings: &Settings) -> Result<Session> {
         datacenter: settings.datacenter.as_deref(),
         consistency: settings.consistency,
     };
-    datacenters::check(&session, &wanted).await?;
-    Ok(session)
+    let settings = Settings {
+        datacenter: Some(datacenters::check(&session, &wanted).await?),
+        ..settings.clone()
+    };
+    transactions.map_to_another_profile(profile(&settings, None));
+    Ok((session, settings))
 }
 
 pub(super) fn profile(

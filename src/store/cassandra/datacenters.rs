@@ -23,11 +23,11 @@ pub(super) struct Wanted<'a> {
     pub(super) consistency: Consistency,
 }
 
-/// Checks the datacenters of the cluster, and the keyspace if it exists.
+/// Checks the datacenters of the cluster, and the keyspace if it exists. Returns the datacenter that the gateway uses.
 ///
 /// # Errors
 /// [`Error::Unusable`] with what is wrong, and [`Error::Unavailable`] if the cluster does not answer.
-pub(super) async fn check(session: &Session, wanted: &Wanted<'_>) -> Result<()> {
+pub(super) async fn check(session: &Session, wanted: &Wanted<'_>) -> Result<String> {
     let state = session.get_cluster_state();
     let nodes = state.get_nodes_info().iter();
     let datacenters: Option<BTreeSet<String>> = nodes.map(|node| node.datacenter.clone()).collect();
@@ -40,7 +40,7 @@ pub(super) async fn check(session: &Session, wanted: &Wanted<'_>) -> Result<()> 
     let mine = datacenter(wanted.datacenter, &datacenters).map_err(unusable)?;
     let stored = replication(session, &wanted.keyspace.name).await?;
     let wrong = wrong(wanted, mine, &datacenters, stored.as_ref());
-    wrong.map_or(Ok(()), |reason| Err(unusable(reason)))
+    wrong.map_or(Ok(mine.to_owned()), |reason| Err(unusable(reason)))
 }
 
 type Replication = BTreeMap<String, String>;
@@ -131,7 +131,8 @@ fn wrong_stored(
     let class = stored.get(CLASS).map_or("", String::as_str);
     if class.rsplit('.').next() != Some(STRATEGY) {
         return Some(format!(
-            "keyspace {name} has the replication class {class}, and {STRATEGY} is needed: ALTER KEYSPACE, and then a full repair"
+            "keyspace {name} has the replication class {class}, and {STRATEGY} is needed. While no gateway runs: ALTER KEYSPACE, \
+             and then a full repair on each node"
         ));
     }
     let here = stored.get(mine).and_then(|copies| copies.parse().ok());
@@ -139,8 +140,9 @@ fn wrong_stored(
     let least = keyspace.copies(mine).unwrap_or(1);
     (counts && here < least).then(|| {
         format!(
-            "keyspace {name} has {here} copies in {mine}, and store.cassandra.replication says {least}: ALTER KEYSPACE, and \
-             then a full repair, or change the setting"
+            "keyspace {name} has {here} copies in {mine}, and store.cassandra.replication says {least}. Change the setting, or \
+             while no gateway runs: ALTER KEYSPACE, and then a full repair on each node. Gateways that start before the repair \
+             has ended lose messages"
         )
     })
 }

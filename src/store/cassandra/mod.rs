@@ -81,6 +81,18 @@ pub struct Cassandra {
     unreachable: Mutex<Option<String>>,
 }
 
+impl Profiles {
+    fn of(settings: &Settings) -> Self {
+        Self {
+            reads: with_speculation(settings, Speculation::reads()),
+            writes: with_speculation(settings, Speculation::writes()),
+            lease_reads: with_speculation(settings, Speculation::reads().without_limit()),
+            lease_writes: with_speculation(settings, Speculation::writes().without_limit()),
+            serial: serial(settings.consistency),
+        }
+    }
+}
+
 fn with_speculation(settings: &Settings, speculation: Speculation) -> Profile {
     let speculation = Arc::new(speculation);
     Profile {
@@ -106,15 +118,8 @@ impl Cassandra {
     /// # Errors
     /// The last error, if the gateway drains before the cluster is ready.
     pub async fn open(settings: &Settings, tasks: &Tasks) -> Result<Self> {
-        let profiles = Profiles {
-            reads: with_speculation(settings, Speculation::reads()),
-            writes: with_speculation(settings, Speculation::writes()),
-            lease_reads: with_speculation(settings, Speculation::reads().without_limit()),
-            lease_writes: with_speculation(settings, Speculation::writes().without_limit()),
-            serial: serial(settings.consistency),
-        };
-        let (session, statements) = loop {
-            match Box::pin(Self::try_open(settings, &profiles)).await {
+        let (session, settings, profiles, statements) = loop {
+            match Box::pin(Self::try_open(settings)).await {
                 Ok(opened) => break opened,
                 Err(error @ Error::Unusable { .. }) => return Err(error),
                 Err(error) => {
@@ -132,8 +137,8 @@ impl Cassandra {
             session: session.clone(),
             profile: profiles.writes,
             in_flight_max: settings.in_flight_max,
-            nodes: connect::nodes(settings),
-            datacenter: Datacenter::of(settings),
+            nodes: connect::nodes(&settings),
+            datacenter: Datacenter::of(&settings),
         };
         let (stop, done) = (closing.clone(), written.clone());
         tasks.spawn(async move {
@@ -155,9 +160,8 @@ impl Cassandra {
 
     async fn try_open(
         settings: &Settings,
-        profiles: &Profiles,
-    ) -> Result<(Arc<Session>, Statements)> {
-        let session = connect(settings).await?;
+    ) -> Result<(Arc<Session>, Settings, Profiles, Statements)> {
+        let (session, settings) = connect(settings).await?;
         let keyspace = &settings.keyspace;
         if settings.create_schema {
             schema::apply(&session, keyspace).await?;
@@ -184,12 +188,13 @@ impl Cassandra {
             .await
             .map_err(|e| failed(&e))?;
         // Boxed, because the future of so many statements is large.
-        let prepared = Box::pin(Statements::prepare(&session, profiles));
+        let profiles = Profiles::of(&settings);
+        let prepared = Box::pin(Statements::prepare(&session, &profiles));
         let mut statements = prepared.await.map_err(|e| failed(&e))?;
         let short = settings.timeout.min(RING_TIMEOUT);
         statements.ring.set_request_timeout(Some(short));
         datacenters::tell_of_loss(&session).await;
-        Ok((Arc::new(session), statements))
+        Ok((Arc::new(session), settings, profiles, statements))
     }
 
     /// Returns all rows of a small read.

@@ -10,9 +10,7 @@ use std::{
 use chat_gateway::{
     chat::{Creation, Operation, React},
     fanout::Subscriber,
-    model::{
-        ClientId, Content, ConversationId, Draft, Kind, Posting, SessionId,
-    },
+    model::{ClientId, Content, ConversationId, Draft, Kind, Posting, SessionId},
     mutation::{Mutation, break_rule},
     protocol::Codec,
 };
