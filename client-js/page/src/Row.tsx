@@ -2,10 +2,10 @@
 import { memo, useId, useState } from 'react';
 import type { ChatMessage, Conversation } from '../../src/index.js';
 import { useMessage } from '../../src/react.js';
+import { bodyOf } from './Body.js';
 import { exactly, timeOf } from './days.js';
 import { type FileActions, Files } from './Files.js';
 import { mayDelete, mayEdit } from './facts.js';
-import { bodyOf } from './links.js';
 import { Menu } from './Popup.js';
 import { Avatar, Icon } from './parts.js';
 import { Picker, Reactions } from './Reactions.js';
