@@ -36,15 +36,28 @@ export function App() {
   return <Chat key={session.user} session={session} onSignOut={signOut} />;
 }
 
-/** Returns the conversation that the address names (`#/id`), and a function that changes it. */
-function useRoute(): [string | undefined, (id: string | undefined) => void] {
-  const read = () => location.hash.match(/^#\/([0-9a-f-]{36})$/)?.[1];
+/** The conversation that the address names, and the message if it names one. */
+interface Route {
+  id?: string | undefined;
+  seq?: number | undefined;
+}
+
+/** Returns what the address names (`#/id` or `#/id/seq`), and a function that selects a conversation. */
+function useRoute(): [Route, (id: string | undefined) => void] {
+  const read = (): Route => {
+    const [, id, seq] = location.hash.match(/^#\/([0-9a-f-]{36})(?:\/([1-9]\d{0,14}))?$/) ?? [];
+    return { id, seq: Number(seq) || undefined };
+  };
   const [route, setRoute] = useState(read);
   useEffect(() => {
     const changed = () => setRoute(read());
     addEventListener('hashchange', changed);
     return () => removeEventListener('hashchange', changed);
   });
+  // From then on the address names the conversation, so that the same link leads to the message once more.
+  useEffect(() => {
+    if (route.seq) history.replaceState(null, '', `#/${route.id}`);
+  }, [route]);
   return [route, useCallback((id) => void (location.hash = id ? `#/${id}` : '#/'), [])];
 }
 
@@ -97,7 +110,8 @@ function Chat({ session, onSignOut }: { session: Session; onSignOut: (why?: stri
   });
   const state = useConnection(chat);
   const { items, loaded } = useInbox(chat);
-  const [selected, select] = useRoute();
+  const [route, select] = useRoute();
+  const selected = route.id;
   const devices = useDevices(chat);
   const notifying = useNotifications(chat, user, devices?.webKey ?? undefined, select);
   const sounding = useSound(chat, user, selected);
@@ -149,6 +163,7 @@ function Chat({ session, onSignOut }: { session: Session; onSignOut: (why?: stri
           key={selected}
           chat={chat}
           id={selected}
+          route={route}
           user={user}
           sounding={sounding}
           maySet={!!devices}

@@ -16,6 +16,8 @@ export interface Actions extends FileActions {
   reply: (message: ChatMessage) => void;
   edit: (message: ChatMessage) => void;
   remove: (message: ChatMessage) => void;
+  /** Copies the text as it was typed, or the address of the message. */
+  copy: (message: ChatMessage, what: 'text' | 'link') => void;
 }
 
 interface Props {
@@ -218,6 +220,8 @@ function MessageActions({ conversation, message, user, may, editWindowS, actions
         <Menu anchor={open.anchor} label="Message menu" onClose={close}>
           {item('React', () => setOpen({ ...open, what: 'picker' }))}
           {item('Reply', () => actions.reply(message))}
+          {message.body && item('Copy text', () => actions.copy(message, 'text'))}
+          {item('Copy link', () => actions.copy(message, 'link'))}
           {mayEdit(message, user, editWindowS) && item('Edit', () => actions.edit(message))}
           {mayDelete(conversation, message, user) && item('Delete', () => actions.remove(message), true)}
         </Menu>

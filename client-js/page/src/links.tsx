@@ -54,6 +54,9 @@ export function linksOf(body: string): Link[] {
   return links;
 }
 
+/** Whether an address leads to a conversation of this page. */
+const isOfPage = (href: string): boolean => href.startsWith(`${globalThis.location?.href.split('#')[0]}#/`);
+
 /** Returns a text with its links. */
 export function linked(text: string): ReactNode {
   const links = linksOf(text);
@@ -64,7 +67,7 @@ export function linked(text: string): ReactNode {
     parts.push(
       text.slice(before, index),
       // An address is read from left to right in texts of any direction.
-      <a key={index} dir="ltr" href={href} target="_blank" rel="noopener noreferrer nofollow ugc">
+      <a key={index} dir="ltr" href={href} target={isOfPage(href) ? undefined : '_blank'} rel="noopener noreferrer nofollow ugc">
         {shown}
       </a>,
     );
