@@ -112,6 +112,22 @@ test('each line of a format has its own direction', async () => {
   expect(await css('blockquote', 'borderRightWidth')).toBe('3px');
 });
 
+test('one to three emoji alone are large', async () => {
+  const { alice, dm } = await two();
+  const large = ['👍', '❤️🎉😂', '👨‍👩‍👧‍👦 👩🏽‍🚀', '🇩🇪', '1️⃣', '🏴󠁧󠁢󠁥󠁮󠁧󠁿\n🏳️‍🌈'];
+  const usual = ['👍👍👍👍', 'ok 👍', '1', '123', '#', '© ™', '👍.', '👍\u0301', `👍${'\u200d👍'.repeat(60)}`];
+  for (const body of [...large, ...usual]) await dm.send(body);
+  await until(async () => (await texts(alice)).length === large.length + usual.length, 'all messages');
+  expect(await alice.locator('.body.large').allTextContents()).toEqual(large);
+  const size = (selector: string) =>
+    alice
+      .locator(selector)
+      .first()
+      .evaluate((body) => Number.parseFloat(getComputedStyle(body).fontSize));
+  expect(await size('.body.large')).toBeGreaterThan(2 * (await size('.body:not(.large)')));
+  await picture(alice, 'emoji-large');
+});
+
 test('no text of a message becomes another element, and nothing of it runs', async () => {
   const { alice, dm } = await two();
   const bodies = [

@@ -4,6 +4,7 @@ import type { ChatMessage, Conversation } from '../../src/index.js';
 import { useMessage } from '../../src/react.js';
 import { bodyOf } from './Body.js';
 import { exactly, timeOf } from './days.js';
+import { isFewEmoji } from './emoji.js';
 import { type FileActions, Files } from './Files.js';
 import { mayDelete, mayEdit } from './facts.js';
 import { Menu } from './Popup.js';
@@ -82,7 +83,7 @@ export const Row = memo(function Row(props: Props) {
             {deletedText(deleted, sender, user)}
           </p>
         ) : (
-          <div className="body" id={`${id}what`} dir="auto">
+          <div className={isFewEmoji(body) ? 'body large' : 'body'} id={`${id}what`} dir="auto">
             {bodyOf(body)}
           </div>
         )}
