@@ -10,6 +10,7 @@ import { useDevices } from './pushing.js';
 import { Sidebar } from './Sidebar.js';
 import { SignIn } from './SignIn.js';
 import { developmentToken, forget, nameOf, remember, remembered, type Session, scope, socketUrl } from './session.js';
+import { useShortcuts } from './shortcuts.js';
 import { useSignOut } from './sign-out.js';
 import { useSound } from './sound.js';
 import { Thread } from './Thread.js';
@@ -125,19 +126,7 @@ function Chat({ session, onSignOut }: { session: Session; onSignOut: (why?: stri
       document.title = 'Chat';
     };
   }, [unread]);
-  // Alt with an arrow key selects the next conversation, except in a field, where it moves the cursor.
-  useEffect(() => {
-    const pressed = (event: KeyboardEvent) => {
-      if (!event.altKey || (event.key !== 'ArrowUp' && event.key !== 'ArrowDown')) return;
-      if ((event.target as Element).closest('input, textarea, select, dialog')) return;
-      event.preventDefault();
-      const at = items.findIndex((item) => item.conversation === selected);
-      const next = items[at + (event.key === 'ArrowUp' ? -1 : 1)];
-      if (next) select(next.conversation);
-    };
-    addEventListener('keydown', pressed);
-    return () => removeEventListener('keydown', pressed);
-  });
+  const shortcuts = useShortcuts(items, selected, select);
 
   return (
     <div className={`chat${selected ? ' has-thread' : ''}${notifying?.offered ? ' has-offer' : ''}`}>
@@ -174,9 +163,13 @@ function Chat({ session, onSignOut }: { session: Session; onSignOut: (why?: stri
         <main className="empty">
           <img src="icon.svg" alt="" width="72" height="72" />
           <p>{items.length || !loaded ? 'Choose a conversation' : 'Your conversations will appear here'}</p>
+          <button type="button" className="to-keys" onClick={shortcuts.show}>
+            Keyboard shortcuts
+          </button>
         </main>
       )}
       {signingOut.question}
+      {shortcuts.list}
     </div>
   );
 }
