@@ -199,7 +199,7 @@ test('a deletion is confirmed, leaves a stub, and quotes and the inbox follow', 
   await until(async () => (await page.locator('.quote').first().textContent())!.includes('edited'));
   // Only own messages can be deleted or edited by a member.
   await row(page, 1).getByRole('button', { name: 'Message menu' }).click();
-  expect(await page.getByRole('menuitem').allTextContents()).toEqual(['React', 'Reply']);
+  expect(await page.getByRole('menuitem').allTextContents()).toEqual(['React', 'Reply', 'Copy text', 'Copy link']);
   await page.keyboard.press('Escape');
   expect(await focused(page)).toBe('Message menu');
   await menu(page, 2, 'Delete');
@@ -231,7 +231,7 @@ test('an admin may delete messages of others', async () => {
     await row(page, 1).getByRole('button', { name: 'Message menu' }).click();
     const items = await page.getByRole('menuitem').allTextContents();
     await page.keyboard.press('Escape');
-    return items.join() === 'React,Reply,Delete';
+    return items.join() === 'React,Reply,Copy text,Copy link,Delete';
   });
 });
 

@@ -281,3 +281,20 @@ test('sent, delivered and read differ by shape and text, not only by colour', as
   expect([...seen.keys()]).toEqual(['sent', 'delivered', 'read', 'waiting to be sent']);
   expect(new Set(seen.values()).size).toBe(4);
 });
+
+test('the field to write in takes no focus from the details when it appears after them', async () => {
+  const [a, b] = [user('alice'), user('bob')];
+  await (await gateway.connect(b)).createGroup({ name: 'Weekend plans', participants: [a] });
+  const context = await people.person({ viewport: DESK });
+  const slow = await new Slow().before(context);
+  const alice = await people.signIn(context, a);
+  slow.types.add('conversation');
+  await alice.getByRole('button', { name: /Weekend plans/ }).click();
+  await alice.getByRole('button', { name: 'Details' }).click();
+  await alice.locator('.details:focus').waitFor();
+  expect(await alice.getByLabel('Message', { exact: true }).count()).toBe(0);
+  slow.release();
+  await alice.getByLabel('Message', { exact: true }).waitFor();
+  await alice.locator('.members li').first().waitFor();
+  expect(await alice.locator('.details:focus').count()).toBe(1);
+});

@@ -24,9 +24,9 @@ fn policy(bucket: Option<&str>) -> Option<HeaderValue> {
         .map(|origin| format!(" {origin}"))
         .unwrap_or_default();
     let text = format!(
-        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'{files}; connect-src 'self'{files}; \
-         base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; \
-         trusted-types worker"
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'{files}; media-src 'self'{files}; \
+         connect-src 'self'{files}; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; \
+         require-trusted-types-for 'script'; trusted-types worker"
     );
     HeaderValue::from_str(&text).ok()
 }

@@ -271,7 +271,8 @@ async def test_settings_commands_and_other_ways_to_upload(start, bucket):
     page = urllib.request.urlopen(f"http://{gateway.client}/")
     policy = page.headers["content-security-policy"]
     place = f"{bucket.origin}/{bucket.NAME}/"
-    assert f"img-src 'self' {place};" in policy and f"connect-src 'self' {place};" in policy
+    for kind in ("img", "media", "connect"):
+        assert f"{kind}-src 'self' {place};" in policy
     shown = gateway.command("config", "show").stdout
     assert 'attachments.s3.secret_key = "***"' in shown and bucket.SECRET not in shown
     [rule] = json.loads(gateway.command("attachments", "cors").stdout)["CORSRules"]

@@ -10,6 +10,7 @@ import { useDevices } from './pushing.js';
 import { Sidebar } from './Sidebar.js';
 import { SignIn } from './SignIn.js';
 import { developmentToken, forget, nameOf, remember, remembered, type Session, scope, socketUrl } from './session.js';
+import { useShortcuts } from './shortcuts.js';
 import { useSignOut } from './sign-out.js';
 import { useSound } from './sound.js';
 import { Thread } from './Thread.js';
@@ -36,15 +37,28 @@ export function App() {
   return <Chat key={session.user} session={session} onSignOut={signOut} />;
 }
 
-/** Returns the conversation that the address names (`#/id`), and a function that changes it. */
-function useRoute(): [string | undefined, (id: string | undefined) => void] {
-  const read = () => location.hash.match(/^#\/([0-9a-f-]{36})$/)?.[1];
+/** The conversation that the address names, and the message if it names one. */
+interface Route {
+  id?: string | undefined;
+  seq?: number | undefined;
+}
+
+/** Returns what the address names (`#/id` or `#/id/seq`), and a function that selects a conversation. */
+function useRoute(): [Route, (id: string | undefined) => void] {
+  const read = (): Route => {
+    const [, id, seq] = location.hash.match(/^#\/([0-9a-f-]{36})(?:\/([1-9]\d{0,14}))?$/) ?? [];
+    return { id, seq: Number(seq) || undefined };
+  };
   const [route, setRoute] = useState(read);
   useEffect(() => {
     const changed = () => setRoute(read());
     addEventListener('hashchange', changed);
     return () => removeEventListener('hashchange', changed);
   });
+  // From then on the address names the conversation, so that the same link leads to the message once more.
+  useEffect(() => {
+    if (route.seq) history.replaceState(null, '', `#/${route.id}`);
+  }, [route]);
   return [route, useCallback((id) => void (location.hash = id ? `#/${id}` : '#/'), [])];
 }
 
@@ -97,7 +111,8 @@ function Chat({ session, onSignOut }: { session: Session; onSignOut: (why?: stri
   });
   const state = useConnection(chat);
   const { items, loaded } = useInbox(chat);
-  const [selected, select] = useRoute();
+  const [route, select] = useRoute();
+  const selected = route.id;
   const devices = useDevices(chat);
   const notifying = useNotifications(chat, user, devices?.webKey ?? undefined, select);
   const sounding = useSound(chat, user, selected);
@@ -111,19 +126,7 @@ function Chat({ session, onSignOut }: { session: Session; onSignOut: (why?: stri
       document.title = 'Chat';
     };
   }, [unread]);
-  // Alt with an arrow key selects the next conversation, except in a field, where it moves the cursor.
-  useEffect(() => {
-    const pressed = (event: KeyboardEvent) => {
-      if (!event.altKey || (event.key !== 'ArrowUp' && event.key !== 'ArrowDown')) return;
-      if ((event.target as Element).closest('input, textarea, select, dialog')) return;
-      event.preventDefault();
-      const at = items.findIndex((item) => item.conversation === selected);
-      const next = items[at + (event.key === 'ArrowUp' ? -1 : 1)];
-      if (next) select(next.conversation);
-    };
-    addEventListener('keydown', pressed);
-    return () => removeEventListener('keydown', pressed);
-  });
+  const shortcuts = useShortcuts(items, selected, select);
 
   return (
     <div className={`chat${selected ? ' has-thread' : ''}${notifying?.offered ? ' has-offer' : ''}`}>
@@ -149,6 +152,7 @@ function Chat({ session, onSignOut }: { session: Session; onSignOut: (why?: stri
           key={selected}
           chat={chat}
           id={selected}
+          route={route}
           user={user}
           sounding={sounding}
           maySet={!!devices}
@@ -159,9 +163,13 @@ function Chat({ session, onSignOut }: { session: Session; onSignOut: (why?: stri
         <main className="empty">
           <img src="icon.svg" alt="" width="72" height="72" />
           <p>{items.length || !loaded ? 'Choose a conversation' : 'Your conversations will appear here'}</p>
+          <button type="button" className="to-keys" onClick={shortcuts.show}>
+            Keyboard shortcuts
+          </button>
         </main>
       )}
       {signingOut.question}
+      {shortcuts.list}
     </div>
   );
 }

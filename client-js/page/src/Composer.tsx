@@ -56,7 +56,9 @@ export function Composer({ user, conversation, bodyBytes, replyTo, editing: edit
   useEffect(() => {
     const begun = opened.current && (replyTo || editing);
     opened.current = true;
-    if (begun || matchMedia('(hover: hover)').matches) field.current?.focus();
+    // It may appear after the details, which have the focus then.
+    const isElsewhere = document.activeElement?.closest('.details, dialog');
+    if (begun || (!isElsewhere && matchMedia('(hover: hover)').matches)) field.current?.focus();
   }, [replyTo, editing]);
   const editedKey = editing?.key;
   // biome-ignore lint/correctness/useExhaustiveDependencies: a change of the message must not replace what the user wrote.

@@ -1,7 +1,8 @@
-/** The files of a message: pictures as thumbnails, which open in a window, and others as links. */
+/** The files of a message: pictures as thumbnails, which open in a window, videos and sounds in players, and others as links. */
 import { Fragment, useEffect, useState } from 'react';
 import type { Attachment, AttachmentUrl } from '../../src/index.js';
 import { KeptNoteOf } from './kept.js';
+import { Player, playerOf } from './Player.js';
 import { Dialog } from './parts.js';
 import { Name, plain } from './words.js';
 
@@ -41,6 +42,7 @@ export function Files({ files, actions, own }: { files: readonly Attachment[]; a
       const isPicture = isPictureType(mime) && width && height;
       return (
         <Fragment key={key}>
+          {playerOf(mime) && <Player file={file} actions={actions} />}
           {isPicture ? <Picture file={file} actions={actions} /> : <FileLink file={file} actions={actions} />}
           {own && <KeptNoteOf id={id} />}
         </Fragment>

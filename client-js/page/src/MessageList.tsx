@@ -127,7 +127,7 @@ export function MessageList({ user, view, connected, unreadFrom, withSenders, ta
     };
     if (!placed.current && messages.length) {
       placed.current = true;
-      toLine();
+      if (!showGoal()) toLine();
     } else if (goal.current === undefined || !showGoal()) {
       // What comes while nobody looks stays below the line, until the user scrolls on.
       if (atBottom.current && !isAttended() && (unreadFrom ?? 0) > (conversation.item?.readSeq ?? 0)) toLine();

@@ -2,10 +2,11 @@
 import { memo, useId, useState } from 'react';
 import type { ChatMessage, Conversation } from '../../src/index.js';
 import { useMessage } from '../../src/react.js';
+import { bodyOf } from './Body.js';
 import { exactly, timeOf } from './days.js';
+import { isFewEmoji } from './emoji.js';
 import { type FileActions, Files } from './Files.js';
 import { mayDelete, mayEdit } from './facts.js';
-import { bodyOf } from './links.js';
 import { Menu } from './Popup.js';
 import { Avatar, Icon } from './parts.js';
 import { Picker, Reactions } from './Reactions.js';
@@ -16,6 +17,8 @@ export interface Actions extends FileActions {
   reply: (message: ChatMessage) => void;
   edit: (message: ChatMessage) => void;
   remove: (message: ChatMessage) => void;
+  /** Copies the text as it was typed, or the address of the message. */
+  copy: (message: ChatMessage, what: 'text' | 'link') => void;
 }
 
 interface Props {
@@ -80,7 +83,7 @@ export const Row = memo(function Row(props: Props) {
             {deletedText(deleted, sender, user)}
           </p>
         ) : (
-          <div className="body" id={`${id}what`} dir="auto">
+          <div className={isFewEmoji(body) ? 'body large' : 'body'} id={`${id}what`} dir="auto">
             {bodyOf(body)}
           </div>
         )}
@@ -218,6 +221,8 @@ function MessageActions({ conversation, message, user, may, editWindowS, actions
         <Menu anchor={open.anchor} label="Message menu" onClose={close}>
           {item('React', () => setOpen({ ...open, what: 'picker' }))}
           {item('Reply', () => actions.reply(message))}
+          {message.body && item('Copy text', () => actions.copy(message, 'text'))}
+          {item('Copy link', () => actions.copy(message, 'link'))}
           {mayEdit(message, user, editWindowS) && item('Edit', () => actions.edit(message))}
           {mayDelete(conversation, message, user) && item('Delete', () => actions.remove(message), true)}
         </Menu>

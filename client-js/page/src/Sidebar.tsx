@@ -1,4 +1,4 @@
-import { memo, type ReactNode, useEffect, useRef, useState } from 'react';
+import { memo, type ReactNode, useCallback, useEffect, useMemo, useRef, useState, useSyncExternalStore } from 'react';
 import type { ChatClient, InboxItem } from '../../src/index.js';
 import { usePresence } from '../../src/react.js';
 import { Browse } from './Browse.js';
@@ -9,7 +9,7 @@ import type { Notifying } from './notify.js';
 import { Avatar, Icon, Skeleton } from './parts.js';
 import { useRoving } from './roving.js';
 import { has } from './search.js';
-import { faceOf, Name, previewOf, titleOf } from './words.js';
+import { faceOf, Name, previewOf, titleOf, typingText } from './words.js';
 
 /** The number of items to render at first, and to add near the end. */
 const STEP = 60;
@@ -134,6 +134,18 @@ export function Sidebar({ chat, user, name, items, loaded, selected, notifying, 
   );
 }
 
+/** Returns the other users who are typing in a conversation, without loading its messages. */
+function useTyping(chat: ChatClient, id: string): string[] {
+  // The client holds a conversation weakly, so the component has to hold it.
+  const conversation = useMemo(() => chat.conversation(id), [chat, id]);
+  const users = useSyncExternalStore(
+    useCallback((show) => conversation.on('change', show), [conversation]),
+    // No id has a line break.
+    () => conversation.typing.join('\n'),
+  );
+  return users ? users.split('\n') : [];
+}
+
 const Item = memo(
   function Item({
     chat,
@@ -152,6 +164,7 @@ const Item = memo(
     const title = titleOf(item, user);
     const other = item.kind === 'dm' && item.name !== user ? item.name : undefined;
     const presence = usePresence(chat, other);
+    const typing = useTyping(chat, item.conversation);
     const button = useRef<HTMLButtonElement>(null);
     useEffect(() => {
       if (selected) button.current?.scrollIntoView({ block: 'nearest' });
@@ -174,7 +187,7 @@ const Item = memo(
             {muted && <span className="sr-only">, muted</span>}
           </span>
           {last && <time dateTime={new Date(last.at).toISOString()}>{shortTime(last.at)}</time>}
-          <span className="preview">{previewOf(item, user)}</span>
+          <span className={typing.length ? 'preview typing' : 'preview'}>{typing.length ? typingText(typing) : previewOf(item, user)}</span>
           {item.unread > 0 && (
             <span className="badge">
               {item.unread > 999 ? '999+' : item.unread}

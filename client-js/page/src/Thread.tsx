@@ -12,12 +12,18 @@ import { headingOf, isOutside, kindOf, mayChange, mayEdit, maySend, nameIn } fro
 import { MessageList } from './MessageList.js';
 import { Avatar, Confirm, Icon, Skeleton, useMedia } from './parts.js';
 import type { Actions } from './Row.js';
+import { base } from './session.js';
 import type { Sounding } from './sound.js';
 import { gistOf, Name, presenceText, typingText } from './words.js';
+
+/** The time for which the page says what was done, in milliseconds. */
+const DONE_MS = 3_000;
 
 interface Props {
   chat: ChatClient;
   id: string;
+  /** What the address names. A new object with a seq scrolls to that message. */
+  route: { seq?: number | undefined };
   user: string;
   sounding: Sounding;
   /** Whether the gateway keeps settings for conversations. */
@@ -28,12 +34,12 @@ interface Props {
 }
 
 /** A conversation: its title, its messages, and the field to write in. `memo` keeps changes of the inbox from rendering it. */
-export const Thread = memo(function Thread({ chat, id, user, sounding, maySet, hasPushes, onSelect }: Props) {
+export const Thread = memo(function Thread({ chat, id, route, user, sounding, maySet, hasPushes, onSelect }: Props) {
   const conversation = chat.conversation(id);
   const item = conversation.item;
   // The first unread message when the conversation was opened. The list begins there, under a line.
   const [unreadFrom, setUnreadFrom] = useState(() => (item?.unread ? item.readSeq + 1 : undefined));
-  const view = useConversation(chat, id, unreadFrom);
+  const view = useConversation(chat, id, route.seq ?? unreadFrom);
   // What comes while nobody looks is unread, and the line goes above it.
   useEffect(
     () =>
@@ -53,8 +59,18 @@ export const Thread = memo(function Thread({ chat, id, user, sounding, maySet, h
     [user, id],
   );
   const [target, setTarget] = useState<{ seq: number }>();
+  useEffect(() => {
+    if (route.seq) setTarget({ seq: route.seq });
+  }, [route]);
   const [showsDetails, setShowsDetails] = useState(false);
   const [problem, setProblem] = useState<string>();
+  /** What was done, shown for a moment. */
+  const [done, setDone] = useState<{ text: string }>();
+  useEffect(() => {
+    if (!done) return;
+    const timer = setTimeout(() => setDone(undefined), DONE_MS);
+    return () => clearTimeout(timer);
+  }, [done]);
   const { details, removed, error } = conversation;
   const kind = kindOf(conversation);
   const face = nameIn(conversation, user);
@@ -92,9 +108,20 @@ export const Thread = memo(function Thread({ chat, id, user, sounding, maySet, h
       },
       edit: setEdited,
       remove: setRemoving,
+      copy: async ({ body, seq }, what) => {
+        setProblem(undefined);
+        setDone(undefined);
+        try {
+          // There is none where the page is not served over HTTPS.
+          await navigator.clipboard.writeText(what === 'text' ? body : new URL(`#/${id}/${seq}`, base).href);
+          setDone({ text: what === 'text' ? 'Text copied' : 'Link copied' });
+        } catch {
+          setProblem('Not copied: the browser does not let this page use the clipboard.');
+        }
+      },
       address: (id) => chat.attachment(id),
     }),
-    [chat, setEdited, setReplyTo],
+    [chat, id, setEdited, setReplyTo],
   );
   const limits = chat.session?.limits;
   const attaching = useAttaching(user, conversation, limits?.attachments ?? 10);
@@ -225,6 +252,9 @@ export const Thread = memo(function Thread({ chat, id, user, sounding, maySet, h
           actions={actions}
           onSeenAll={() => setUnreadFrom(undefined)}
         />
+        <p role="status" className={done ? 'note done' : 'sr-only'}>
+          {done?.text}
+        </p>
         {!conversation.atEnd && unseen.length > 0 && (
           <div className="unseen" role="status">
             {unseen.map((body, i) => (

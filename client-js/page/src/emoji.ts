@@ -1,3 +1,5 @@
+import { firstOf } from '../../src/cut.js';
+
 /** The emoji that the page offers, with their names for screen readers. Messages may have others, from other applications. */
 export const EMOJI: readonly (readonly [emoji: string, name: string])[] = [
   ['👍', 'thumbs up'],
@@ -49,3 +51,19 @@ export const nameOf = (emoji: string): string => known.get(bare(emoji))?.[1] ?? 
 
 /** Returns an emoji as the page shows it. */
 export const shownAs = (emoji: string): string => known.get(bare(emoji))?.[0] ?? emoji;
+
+/** The largest number of emoji that are shown large. */
+const LARGE_MAX = 3;
+/** More UTF-16 units than any three emoji have. */
+const UNITS_MAX = 100;
+const PARTS = /^[\p{Emoji}\p{Emoji_Component}\s]+$/u;
+/** Some characters are emoji only with U+FE0F, such as digits with a frame. */
+const COLOURED = /^(?:\p{Emoji_Presentation}|\p{Emoji}\ufe0f)/u;
+
+/** Whether a text is one to three emoji and nothing else. */
+export function isFewEmoji(text: string): boolean {
+  if (text.length > UNITS_MAX || !PARTS.test(text)) return false;
+  let rest = text.trim();
+  for (let i = 0; i < LARGE_MAX && COLOURED.test(rest); i++) rest = rest.slice(firstOf(rest).length).trim();
+  return !rest && text.trim() !== '';
+}

@@ -54,22 +54,25 @@ export function linksOf(body: string): Link[] {
   return links;
 }
 
-/** Returns the text of a message with its links. */
-export function bodyOf(body: string): ReactNode {
-  const links = linksOf(body);
-  if (!links.length) return body;
+/** Whether an address leads to a conversation of this page. */
+const isOfPage = (href: string): boolean => href.startsWith(`${globalThis.location?.href.split('#')[0]}#/`);
+
+/** Returns a text with its links. */
+export function linked(text: string): ReactNode {
+  const links = linksOf(text);
+  if (!links.length) return text;
   const parts: ReactNode[] = [];
   let before = 0;
-  for (const { index, end, text, href } of links) {
+  for (const { index, end, text: shown, href } of links) {
     parts.push(
-      body.slice(before, index),
+      text.slice(before, index),
       // An address is read from left to right in texts of any direction.
-      <a key={index} dir="ltr" href={href} target="_blank" rel="noopener noreferrer nofollow ugc">
-        {text}
+      <a key={index} dir="ltr" href={href} target={isOfPage(href) ? undefined : '_blank'} rel="noopener noreferrer nofollow ugc">
+        {shown}
       </a>,
     );
     before = end;
   }
-  parts.push(body.slice(before));
+  parts.push(text.slice(before));
   return parts;
 }

@@ -2,9 +2,11 @@
 import { type RefObject, useCallback, useEffect, useRef } from 'react';
 
 /** What the arrow keys reach in a row. Buttons that show only under a mouse are in the menu, too. */
-const CONTROLS = 'a[href], button:not(.hovered:not(:only-child))';
+const CONTROLS = 'a[href], video, audio, button:not(.hovered:not(:only-child))';
 /** Dialogs and menus in a row have keys of their own. */
 const OTHERS = 'dialog, [popover]';
+/** So have players, in which the arrow keys wind. */
+const WITH_KEYS = `${OTHERS}, video, audio`;
 
 /** Makes a list one stop.
  * @param selector Which elements are the rows.
@@ -29,7 +31,7 @@ export function useRoving(box: RefObject<HTMLElement | null>, selector: string):
     };
     const pressed = (event: KeyboardEvent) => {
       const target = event.target as HTMLElement;
-      if (event.altKey || event.ctrlKey || event.metaKey || event.shiftKey || target.closest(OTHERS)) return;
+      if (event.altKey || event.ctrlKey || event.metaKey || event.shiftKey || target.closest(WITH_KEYS)) return;
       const to = nextOf(event.key, target, target.closest<HTMLElement>(selector) ?? stop.current, rowsOf(), list);
       if (!to) return;
       event.preventDefault();

@@ -1,0 +1,78 @@
+/** The text of a message as it is shown: with its formats and links. */
+import { Fragment, type ReactNode } from 'react';
+import { type Block, blocksOf, type Piece } from './formats.js';
+import { linked } from './links.js';
+
+/** Matches each text that may have a format. Most have none. */
+const MAY_HAVE = /`|\*\*|^(?:>|-|\d{1,3}\.) /m;
+/** The number of elements above which a message is shown as it was typed. Very many would make a browser slow. */
+const ELEMENTS_MAX = 500;
+
+const sumOf = <T,>(items: readonly T[], of: (item: T) => number): number => items.reduce((sum, item) => sum + of(item), 0);
+
+/** Returns the number of elements of a piece, without its links. */
+const weightOf = (piece: Piece): number => (typeof piece === 'string' ? 0 : 'bold' in piece ? 1 + sumOf(piece.bold, weightOf) : 1);
+
+/** Returns the number of elements of a block. */
+function sizeOf(block: Block): number {
+  if (block.type === 'code') return 1;
+  return block.type === 'list' ? 1 + sumOf(block.items, ({ pieces }) => 1 + sumOf(pieces, weightOf)) : 1 + sumOf(block.pieces, weightOf);
+}
+
+function Pieces({ of }: { of: readonly Piece[] }): ReactNode {
+  return of.map((piece, i) => {
+    const shown =
+      typeof piece === 'string' ? (
+        linked(piece)
+      ) : 'bold' in piece ? (
+        <strong>
+          <Pieces of={piece.bold} />
+        </strong>
+      ) : (
+        // Code is read from left to right in texts of any direction.
+        <code dir="ltr">{piece.code}</code>
+      );
+    // biome-ignore lint/suspicious/noArrayIndexKey: their order never changes.
+    return <Fragment key={i}>{shown}</Fragment>;
+  });
+}
+
+function Shown({ block }: { block: Block }) {
+  if (block.type === 'code') {
+    return (
+      <pre dir="auto" data-language={block.language || undefined}>
+        {block.code}
+      </pre>
+    );
+  }
+  if (block.type === 'list') {
+    const List = block.items[0]?.number === undefined ? 'ul' : 'ol';
+    return (
+      <List dir="auto">
+        {block.items.map(({ number, pieces }, i) => (
+          // biome-ignore lint/suspicious/noArrayIndexKey: their order never changes.
+          <li key={i} value={number}>
+            <Pieces of={pieces} />
+          </li>
+        ))}
+      </List>
+    );
+  }
+  const Text = block.type === 'quote' ? 'blockquote' : 'p';
+  return (
+    <Text dir="auto">
+      <Pieces of={block.pieces} />
+    </Text>
+  );
+}
+
+/** Returns the text of a message with its formats and links. */
+export function bodyOf(body: string): ReactNode {
+  if (!MAY_HAVE.test(body)) return linked(body);
+  const blocks = blocksOf(body);
+  if (sumOf(blocks, sizeOf) > ELEMENTS_MAX) return linked(body);
+  const [first, ...others] = blocks;
+  if (first?.type === 'text' && !others.length) return <Pieces of={first.pieces} />;
+  // biome-ignore lint/suspicious/noArrayIndexKey: their order never changes.
+  return blocks.map((block, i) => <Shown key={i} block={block} />);
+}
