@@ -104,9 +104,10 @@ impl Node {
         let gateway = Gateway::new(config, router, hub, tokens, edge.clone(), parts, control);
         let gateway = Arc::new(gateway.with_push(push));
         let removed = CancellationToken::new();
+        // Before another version of the ring is known, so that each part of the cluster adopts it.
+        cluster.start();
         upkeep.spawn_until_drained(keep_membership(members.clone(), removed.clone()));
         keep_running(&upkeep, &cluster, &gateway, &store, metrics);
-        cluster.start();
         let left = repair(&cluster.conversations, &*store, members.gone()).await?;
         upkeep.spawn_until_drained(repair_later(cluster.conversations.clone(), left));
         if !cluster.ready(SETTLED_WITHIN).await {

@@ -17,7 +17,7 @@ import { Outbox } from './outbox.js';
 import { sendable } from './outbox-entry.js';
 import { type Paging, pages } from './pages.js';
 import type { Push } from './push.js';
-import { fixed, loadedOnce, originOf, ownStorage, urlsOf } from './sources.js';
+import { fixed, loadedOnce, originOf, ownStorage, type Parts, urlsOf } from './sources.js';
 import type { OutboxStorage } from './storage.js';
 import type {
   AppToken,
@@ -73,7 +73,7 @@ export class ChatClient extends Emitter<ClientEvents> {
   #watches = new Set<readonly UserId[]>();
   #watcher: Watcher | undefined;
   /** What is loaded once it is needed. */
-  #parts: { addresses?: Promise<Addresses>; sender?: Promise<Sender>; push?: Promise<Push> } = {};
+  #parts: Parts<{ addresses: Addresses; sender: Sender; push: Push }> = {};
   #marks: Marks | undefined;
   /** What the watermarks were told before their code was loaded. */
   #untold: ((marks: Marks) => void)[] = [];

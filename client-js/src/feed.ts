@@ -1,12 +1,15 @@
 /** Puts the messages of each conversation in order, once and without gaps. The seq of the last one is the first part of the
  * cursor from which a new connection replays. */
-import { persist } from './backoff.js';
+import { delay, persist } from './backoff.js';
 import type { ConversationId, HistoryPage, Message, Rev, Seq } from './types.js';
 
 /** The greatest number of messages of one conversation that wait for earlier ones. The history has those above it. */
 const HELD_MAX = 1_000;
 /** The size of the history pages that fill a gap. */
 const FILL_PAGE = 200;
+/** The longest time after a jump until the client asks for what is missing. Often that is on its way. If it is not, a jump comes to
+ * all participants at the same moment, and they must not all ask then. */
+export const FILL_SPREAD_MS = 200;
 /** The number of cursors that a gateway accepts. Above it, the conversations that were added last are sent. */
 const CURSORS_MAX = 5_000;
 
@@ -50,7 +53,7 @@ export class Feed {
   receive(message: Message): void {
     const { conversation, seq } = message;
     const place = this.begin(conversation, seq - 1);
-    if (place.held.size < HELD_MAX || seq === place.seq + 1) place.held.set(seq, message);
+    if (seq === place.seq + 1 || place.held.size < HELD_MAX) place.held.set(seq, message);
     this.#release(place);
     if (place.held.size) void this.#fill(conversation, place);
   }
@@ -85,17 +88,18 @@ export class Feed {
     for (const seq of place.held.keys()) if (seq <= place.seq) place.held.delete(seq);
   }
 
-  /** Reads the history until no message waits for an earlier one. */
+  /** Waits a moment for the missing messages. Then it reads the history until no message waits for an earlier one. */
   async #fill(conversation: ConversationId, place: Place): Promise<void> {
     if (place.filling) return;
     place.filling = true;
+    await delay(Math.random() * FILL_SPREAD_MS);
     while (place.held.size && this.#places.get(conversation) === place) {
       try {
         const { messages, rev } = await persist(() => this.#history(conversation, place.seq, FILL_PAGE));
         const first = messages[0]?.seq;
         if (!first) break;
-        // The messages before it cannot be read.
-        if (first > place.seq + 1) place.seq = first - 1;
+        // Messages that are missing before it cannot be read.
+        place.seq = Math.max(place.seq, first - 1);
         for (const message of messages) place.held.set(message.seq, asOf(message, rev));
         this.#release(place);
       } catch {

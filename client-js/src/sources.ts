@@ -24,8 +24,11 @@ export function urlsOf(source: () => Promise<string> | string): () => Promise<st
   };
 }
 
+/** Parts of a client that are loaded once they are needed. */
+export type Parts<P> = { [name in keyof P]?: Promise<P[name]> };
+
 /** Returns a part of the client. It is loaded once, and again after a failure. */
-export async function loadedOnce<K extends string, T>(parts: { [name in K]?: Promise<T> }, name: K, load: () => Promise<T>): Promise<T> {
+export async function loadedOnce<P, K extends keyof P>(parts: Parts<P>, name: K, load: () => Promise<P[K]>): Promise<P[K]> {
   try {
     return await (parts[name] ??= load());
   } catch (cause) {

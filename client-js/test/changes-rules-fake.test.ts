@@ -2,6 +2,7 @@
 import 'fake-indexeddb/auto';
 import { describe, expect, test, vi } from 'vitest';
 import { GAP_SPREAD_MS } from '../src/change-feed.js';
+import { FILL_SPREAD_MS } from '../src/feed.js';
 import type { Changed, Message } from '../src/index.js';
 import { breakOnce, connect, expectSame, make, open, server, settled, setUpServer, until } from './support/changes-fake.js';
 
@@ -408,5 +409,27 @@ describe('the rules for a client', () => {
     expect(early(9)).toBe(0);
     change(4, ...Array.from({ length: 3_000 }, (_, i) => 10 + i));
     expect([early(10), early(1_000), early(2_500)]).toEqual([1, 1, 0]);
+  });
+
+  test('messages that come late are not asked for, and those that do not come are', async () => {
+    const client = await connect();
+    const list = await open(client);
+    const asked = server.received('history').length;
+    vi.mocked(Math.random).mockReturnValue(0.5);
+    server.isDeaf = true;
+    const [late, next] = ['late', 'next'].map((body) => server.message(server.write('bob', body), false));
+    server.isDeaf = false;
+    server.push(next!);
+    server.push(late!);
+    await until(() => list.messages.at(-1)?.body === 'next');
+    await settled(FILL_SPREAD_MS);
+    expect(server.received('history')).toHaveLength(asked);
+    server.isDeaf = true;
+    server.write('bob', 'lost');
+    server.isDeaf = false;
+    server.write('bob', 'newest');
+    await until(() => list.messages.at(-1)?.body === 'newest');
+    expect(server.received('history').at(-1)).toMatchObject({ after: (late!.seq as number) + 1 });
+    expectSame(client);
   });
 });

@@ -42,20 +42,22 @@ test('a notification shows what an edit made of its message', async () => {
   const dm = await (await gateway.connect(b)).dm(a);
   await dm.send('first');
   const context = await people.person();
-  // Headless browsers show no notifications, so this records those that are open.
+  // Headless browsers show no notifications, so this records those that are open. One takes the place of another with its tag.
   await context.addInitScript(() => {
-    const open = new Set<string>();
+    const open = new Map<string, Recorded>();
     class Recorded {
       static permission = 'granted';
       static requestPermission = async () => 'granted';
-      body: string;
       onclose?: () => void;
-      constructor(_: string, { body }: { body: string }) {
-        this.body = body;
-        open.add(body);
+      constructor(
+        _: string,
+        readonly options: { body: string; tag: string },
+      ) {
+        open.set(options.tag, this);
       }
       close() {
-        open.delete(this.body);
+        const { tag } = this.options;
+        if (open.get(tag) === this) open.delete(tag);
         this.onclose?.();
       }
     }
@@ -64,7 +66,11 @@ test('a notification shows what an edit made of its message', async () => {
   const alice = await people.signIn(context, a);
   await alice.getByRole('button', { name: 'Notifications' }).click();
   await alice.evaluate(() => Object.defineProperty(document, 'hidden', { value: true }));
-  const open = () => alice.evaluate(() => [...(globalThis as unknown as { open: Set<string> }).open]);
+  const open = () =>
+    alice.evaluate(() => {
+      const shown = (globalThis as unknown as { open: Map<string, { options: { body: string } }> }).open;
+      return [...shown.values()].map(({ options }) => options.body);
+    });
   const { seq } = await dm.send('a secret');
   await until(async () => (await open()).includes('a secret'));
   await dm.edit(seq, 'nothing');

@@ -125,7 +125,7 @@ async fn cassandra_keeps_texts_erased() {
     store.sweep().await.unwrap();
     assert!(has_marker().await, "it is not due yet");
     // As if ten full days had passed.
-    let session = connect(&settings).await.unwrap();
+    let (session, _) = connect(&settings).await.unwrap();
     session.use_keyspace(&keyspace, false).await.unwrap();
     let columns = "day, shard, conversation_id, place, position, sender, client_id";
     let all = format!("SELECT {columns} FROM erasures");

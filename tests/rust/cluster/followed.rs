@@ -33,7 +33,7 @@ fn draft(world: &World) -> Draft {
     Draft {
         sender: user(0),
         client_id: ClientId(Uuid::from_u128(world.random.lock().unwrap().random())),
-        content: Content::text("hello".into()),
+        content: Content::text("hello"),
         at: None,
         retry: false,
     }
