@@ -209,7 +209,7 @@ pub async fn open_store(config: &Config, tasks: &Tasks) -> anyhow::Result<Arc<dy
         }
         StoreKind::Cassandra => {
             let settings = config.store.cassandra.settings();
-            Ok(Arc::new(Cassandra::open(&settings, tasks).await?))
+            Ok(Arc::new(Box::pin(Cassandra::open(&settings, tasks)).await?))
         }
     }
 }

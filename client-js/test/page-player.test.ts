@@ -69,22 +69,28 @@ test('a video and a sound are played in place, and can be downloaded', async () 
   const [download] = await Promise.all([bob.waitForEvent('download'), bob.getByRole('button', { name: /song\.mp3/ }).click()]);
   expect(download.suggestedFilename()).toBe('song.mp3');
 
-  // What cannot be played is a download only.
+  // What cannot be played can be downloaded.
   await isPlayed(bob, 'audio[aria-label="broken.mp3"]').catch(() => {});
   await bob.locator('audio[aria-label="broken.mp3"]').waitFor({ state: 'detached' });
   await bob.getByRole('button', { name: /broken\.mp3/ }).waitFor();
+  await bob.getByRole('button', { name: 'Try again' }).waitFor();
 
-  // The arrow keys reach a player, and are its own there.
+  // The arrow keys reach a player after all buttons of the row, and are its own there. Escape leads back.
   const row = bob.locator('article').last();
   await row.focus();
   await bob.keyboard.press('ArrowRight');
   const focused = () => bob.evaluate(() => document.activeElement?.tagName);
+  const names: (string | null | undefined)[] = [];
   await until(async () => {
+    names.push(await bob.evaluate(() => document.activeElement?.getAttribute('aria-label')));
     if ((await focused()) !== 'VIDEO') await bob.keyboard.press('ArrowRight');
     return (await focused()) === 'VIDEO';
   });
+  expect(names).toContain('Message menu');
   await bob.keyboard.press('ArrowRight');
   expect(await focused()).toBe('VIDEO');
+  await bob.keyboard.press('Escape');
+  expect(await focused()).toBe('ARTICLE');
 });
 
 test('a player goes on with a new address when its address has expired', async () => {

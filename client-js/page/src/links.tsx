@@ -10,7 +10,7 @@ let finder: LinkifyIt | undefined;
 /** Returns what finds links: with a scheme, with `www.`, and mail addresses. Other names with a dot may be files, such as `main.rs`. */
 function makeFinder(): LinkifyIt {
   const made = new LinkifyIt().add('ftp:', null).add('//', null);
-  const rest = new RegExp(`(?=[^/?#\\s]*\\.)${made.re.get_url_host_port().source}${made.re.get_path().source}`, 'iy');
+  const rest = new RegExp(`(?=[^/?#\\s]{0,255}\\.)${made.re.get_url_host_port().source}${made.re.get_path().source}`, 'iy');
   return made.add('www.', {
     validate: (text, pos) => {
       rest.lastIndex = pos;

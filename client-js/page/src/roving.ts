@@ -5,8 +5,8 @@ import { type RefObject, useCallback, useEffect, useRef } from 'react';
 const CONTROLS = 'a[href], video, audio, button:not(.hovered:not(:only-child))';
 /** Dialogs and menus in a row have keys of their own. */
 const OTHERS = 'dialog, [popover]';
-/** So have players, in which the arrow keys wind. */
-const WITH_KEYS = `${OTHERS}, video, audio`;
+/** Players, in which the arrow keys wind and Escape leads back to the row. They come last, so that they keep nobody from a button. */
+const PLAYERS = 'video, audio';
 
 /** Makes a list one stop.
  * @param selector Which elements are the rows.
@@ -31,8 +31,10 @@ export function useRoving(box: RefObject<HTMLElement | null>, selector: string):
     };
     const pressed = (event: KeyboardEvent) => {
       const target = event.target as HTMLElement;
-      if (event.altKey || event.ctrlKey || event.metaKey || event.shiftKey || target.closest(WITH_KEYS)) return;
-      const to = nextOf(event.key, target, target.closest<HTMLElement>(selector) ?? stop.current, rowsOf(), list);
+      if (event.altKey || event.ctrlKey || event.metaKey || event.shiftKey || target.closest(OTHERS)) return;
+      const row = target.closest<HTMLElement>(selector) ?? stop.current;
+      const leaves = event.key === 'Escape' ? row : undefined;
+      const to = target.matches(PLAYERS) ? leaves : nextOf(event.key, target, row, rowsOf(), list);
       if (!to) return;
       event.preventDefault();
       to.focus();
@@ -74,6 +76,7 @@ function nextOf(key: string, target: HTMLElement, row: HTMLElement | undefined, 
   const controls = [...row.querySelectorAll<HTMLElement>(CONTROLS)].filter(
     (control) => !control.closest(OTHERS) && (control.checkVisibility?.() ?? control.offsetParent !== null),
   );
+  controls.sort((a, b) => Number(a.matches(PLAYERS)) - Number(b.matches(PLAYERS)));
   const all = [row, ...controls];
   return all[all.indexOf(target) + (key === 'ArrowRight' ? 1 : -1)];
 }

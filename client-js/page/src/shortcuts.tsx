@@ -29,7 +29,7 @@ export function useShortcuts(
       const { key, altKey, ctrlKey, metaKey, shiftKey, target } = event;
       if ((target as Element).closest('dialog')) return;
       const isPlain = !altKey && !ctrlKey && !metaKey;
-      if (key.toLowerCase() === 'k' && (isApple ? metaKey && !ctrlKey : ctrlKey && !metaKey) && !altKey && !shiftKey) {
+      if (key?.toLowerCase() === 'k' && (isApple ? metaKey && !ctrlKey : ctrlKey && !metaKey) && !altKey && !shiftKey) {
         event.preventDefault();
         find(select);
       }
