@@ -107,27 +107,6 @@ async def test_the_other_datacenter_takes_over_and_gives_back(tmp_path):
             west.close()
 
 
-async def test_nodes_of_a_datacenter_that_comes_later_are_not_asked(tmp_path):
-    """The west joins while a gateway runs that names no datacenter. It has no copy of what was written before."""
-    with OwnNodes(tmp_path / "nodes", 1, CASSANDRA_DATACENTERS="east west") as nodes:
-        gateway = Gateway(str(tmp_path / "data"), store__cassandra__replication="{east=1}", **over(nodes))
-        try:
-            gateway.start()
-            alice = await gateway.connect("alice")
-            for number in range(20):
-                await sent(alice, await alice.create("dm", f"bob{number}"), "hello")
-            await asyncio.to_thread(nodes.run, "revive", 2)
-            # From now on the west may be asked.
-            both = "{'class': 'NetworkTopologyStrategy', 'east': 1, 'west': 1}"
-            nodes.execute(1, f"ALTER KEYSPACE {nodes.keyspace} WITH replication = {both}")
-            for number in range(20):
-                bob = await gateway.connect(f"bob{number}")
-                assert [item["unread"] for item in (await bob.ask("inbox"))["items"]] == [1], number
-                await bob.close()
-        finally:
-            gateway.close()
-
-
 LOST = "e2b1c0ffee5ca1ab1edec0de5eed5afe"  # a text that no compression hides
 
 
