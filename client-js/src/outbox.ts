@@ -79,8 +79,7 @@ export class Outbox {
     return this.#add({ ...draft, attachments: files?.map(shown), ...(isUploading && { files }) }) as Promise<Sent>;
   }
 
-  /** Queues a change of a message. Resolves with its acknowledgement.
-   * @param from The text that the user saw when editing. Default: the one of the last waiting edit. */
+  /** Queues a change of a message, by default of the text of the last waiting edit. Resolves with its acknowledgement. */
   change(conversation: ConversationId, change: OutboxChange, from?: Text): Promise<Accepted> {
     // It takes the place of an equal one that was refused.
     this.#dropFailed(conversation, keysOf(change), whatOf(change));
@@ -111,8 +110,7 @@ export class Outbox {
     return sent;
   }
 
-  /** Sends a failed message or change again, after all others.
-   * @param contentRev Returns the rev of the text that the user sees now: an edit is to replace that one. */
+  /** Sends a failed message or change again, after all others. `contentRev` returns the rev of the text that the user sees now. */
   retry(clientId: string, contentRev: (seq: Seq) => Rev): void {
     const entry = this.#entries.get(clientId);
     if (!entry?.failed) return;
@@ -192,8 +190,7 @@ export class Outbox {
     await this.#load();
   }
 
-  /** Sends on a new connection, as soon as this tab holds the lock.
-   * @param signal Aborted when the connection ends. */
+  /** Sends on a new connection, which ends with the signal, as soon as this tab holds the lock. */
   connected(signal: AbortSignal): void {
     if (signal.aborted) return;
     this.#connection = signal;
@@ -210,8 +207,7 @@ export class Outbox {
     this.#watch(signal);
   }
 
-  /** Looks every few seconds whether the tab with the lock sends. One that shows a dialog, or is being debugged, keeps the lock and
-   * does nothing. What it does not send is sent without the lock: the gateway stores it once. */
+  /** Sends without the lock what the tab with the lock does not send in time, because it shows a dialog or is being debugged. */
   #watch(connection: AbortSignal): void {
     const look = () => {
       if (this.#turn === connection) return;
@@ -375,8 +371,7 @@ export class Outbox {
     return within(STORAGE_TIMEOUT_MS, work).catch((error) => this.#host.failed(error));
   }
 
-  /** Waits for the note about an entry that is gone. Without one the entry is sent again: the gateway returns the seq of a
-   * message that another tab sent, and stores one that none sent. */
+  /** Waits for the note about an entry that is gone. Without one it is sent again: the gateway stores it if no tab sent it. */
   #missed(entry: Local): void {
     entry.missingTimer ??= setTimeout(() => {
       const { clientId, conversation, change } = entry;
@@ -593,8 +588,7 @@ export class Outbox {
     this.#store(entry, true);
   }
 
-  /** Raises and stores the base of the edits that were written over an acknowledged one, and of those over them.
-   * @param onlyMine Whether only the edits with a promise of this tab are stored. */
+  /** Raises and stores the base of the edits over an acknowledged one, with `onlyMine` only of those with a promise of this tab. */
   #raise(entry: Local, rev: Rev, onlyMine = false): void {
     for (const other of editsOver(this.changesOf(entry.conversation), entry)) {
       const edit = other.change as OutboxChange & { type: 'edit' };
