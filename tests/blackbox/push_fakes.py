@@ -5,7 +5,6 @@ As a program: `push_fakes.py DIRECTORY` writes the keys and prints one line of J
 """
 import asyncio
 import base64
-import datetime
 import json
 import os
 import re
@@ -21,11 +20,12 @@ from pathlib import Path
 import http_ece
 import jwt
 from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
-from cryptography.x509.oid import NameOID
 from hypercorn.asyncio import serve
 from hypercorn.config import Config
+
+from certificates import certificate, pem
 
 WEB, FCM, TOKEN, APNS = "web", "fcm", "token", "apns"
 PAYLOAD_BYTES_MAX = 4096
@@ -43,12 +43,6 @@ def decoded(text):
 
 def point(public):
     return public.public_bytes(serialization.Encoding.X962, serialization.PublicFormat.UncompressedPoint)
-
-
-def pem(private):
-    return private.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    ).decode()
 
 
 class Refused(Exception):
@@ -87,7 +81,8 @@ class PushFakes:
         self.received = {name: [] for name in (WEB, FCM, TOKEN, APNS)}
         self.answers = {name: deque() for name in (WEB, FCM, TOKEN, APNS)}
         self.make_keys()
-        self.make_certificate()
+        hosts = [x509.DNSName("localhost"), x509.IPAddress(ip_address("127.0.0.1"))]
+        certificate(self.root / "tls", "push services for tests", hosts)
 
     def make_keys(self):
         self.vapid, self.p8 = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
@@ -103,25 +98,6 @@ class PushFakes:
         (self.root / "push.pem").write_text(pem(self.vapid))
         (self.root / "firebase.json").write_text(json.dumps(account))
         (self.root / "apns.p8").write_text(pem(self.p8))
-
-    def make_certificate(self):
-        key = ec.generate_private_key(ec.SECP256R1())
-        name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "push services for tests")])
-        now = datetime.datetime.now(datetime.timezone.utc)
-        names = [x509.DNSName("localhost"), x509.IPAddress(ip_address("127.0.0.1"))]
-        certificate = (
-            x509.CertificateBuilder()
-            .subject_name(name)
-            .issuer_name(name)
-            .public_key(key.public_key())
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(now - datetime.timedelta(days=1))
-            .not_valid_after(now + datetime.timedelta(days=1))
-            .add_extension(x509.SubjectAlternativeName(names), critical=False)
-            .sign(key, hashes.SHA256())
-        )
-        (self.root / "tls.pem").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-        (self.root / "tls.key").write_text(pem(key))
 
     def subscribe(self, name):
         """Returns the subscription of a new browser."""

@@ -1,17 +1,12 @@
 """How a gateway meets Cassandra: its tables, settings that do not fit the cluster, a cluster that is not there, TLS."""
-import datetime
 import json
 import signal
 import subprocess
 import time
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-from cryptography.x509.oid import NameOID
 
+from certificates import certificate
 from support import BINARY, PATIENCE, Gateway, OwnNodes, cql, new_keyspace
 from test_cassandra import ready
 
@@ -131,22 +126,10 @@ def test_a_command_says_what_it_waits_for(tmp_path, command):
         process.wait()
 
 
-def certificate(folder, name):
-    """Makes a self-signed certificate of a client, and its key. Returns the paths of the two PEM files."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    who, now = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]), datetime.datetime.now(datetime.UTC)
-    signed = x509.CertificateBuilder().subject_name(who).issuer_name(who).public_key(key.public_key()).serial_number(1)
-    signed = signed.not_valid_before(now - datetime.timedelta(days=1)).not_valid_after(now + datetime.timedelta(days=1))
-    paths = folder / f"{name}.pem", folder / f"{name}.key"
-    paths[0].write_bytes(signed.sign(key, hashes.SHA256()).public_bytes(Encoding.PEM))
-    paths[1].write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
-    return [str(path) for path in paths]
-
-
 @pytest.mark.parametrize("mutual", [False, True])
 async def test_tls_and_a_password(tmp_path, mutual):
     """Starts a node that accepts only TLS and a password, or with `mutual` also only those who have a certificate."""
-    known, other = [certificate(tmp_path, name) for name in ("known", "other")]
+    known, other = [[str(path) for path in certificate(tmp_path / name, name)] for name in ("known", "other")]
     with OwnNodes(tmp_path / "secure", 1, CASSANDRA_SECURE="1", **({"CASSANDRA_CLIENTS": known[0]} if mutual else {})) as nodes:
         secure = {
             "store__cassandra__nodes": json.dumps([f"{nodes.host(1)}:9042"]),

@@ -14,11 +14,8 @@ import httpx
 import jwt
 import pytest
 import websockets
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 
+from certificates import certificate
 from files import TUS
 from support import PATIENCE, ROOT, eventually, free_port, uuid4
 
@@ -34,18 +31,8 @@ def printed(language, part=""):
     return next(block for block in re.findall(rf"```{language}\n(.*?)```", text, re.S) if part in block)
 
 
-def certificate(folder):
-    """Writes a certificate of `NAME` that it has signed itself."""
-    key, now = ec.generate_private_key(ec.SECP256R1()), datetime.datetime.now(datetime.UTC)
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, NAME)])
-    signed = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number(), now, now + datetime.timedelta(2))
-    (folder / "chat.pem").write_bytes(signed.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
-    (folder / "chat.key").write_bytes(key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()))
-
-
 def nginx(folder, port, gateway):
-    certificate(folder)
+    certificate(folder / "chat", NAME)
     site = printed("nginx").replace("127.0.0.1:8080", gateway.client).replace("listen 443", f"listen 127.0.0.1:{port}")
     site = site.replace(f"/etc/ssl/{NAME}", str(folder / "chat"))
     own = f"daemon off; user root; pid {folder}/pid; error_log {folder}/log; events {{}}"

@@ -6,7 +6,7 @@ use std::{sync::Arc, time::Duration};
 use chat_gateway::{
     chat::{Creation, Operation, Outcome},
     clock::set_ahead,
-    model::{ClientId, Content, ConversationId, Draft, Kind, Posting},
+    model::{ClientId, Content, ConversationId, Draft, Kind, Posting, Seq},
     mutation::{Mutation, break_rule},
     store::simulated::Faults,
 };
@@ -65,7 +65,8 @@ pub(super) async fn create(world: &Arc<World>, id: ConversationId, kind: Kind) {
     .await;
 }
 
-async fn send(world: &Arc<World>, id: ConversationId) {
+/// Sends a message, and returns its seq.
+pub(super) async fn send(world: &Arc<World>, id: ConversationId) -> Seq {
     let client_id = ClientId(Uuid::new_v4());
     patiently(world, async |gateway| {
         let draft = Draft {
@@ -79,7 +80,8 @@ async fn send(world: &Arc<World>, id: ConversationId) {
         let asked = gateway.ask(async move { cluster.router.send(id, draft).await });
         asked.await?.ok()
     })
-    .await;
+    .await
+    .seq
 }
 
 /// Returns the user's conversations in the order of the inbox, read in pages through this gateway.

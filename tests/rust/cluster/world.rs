@@ -24,7 +24,7 @@ use chat_gateway::{
     store::simulated::{Faults, Simulated},
 };
 use checker::{Checker, Secrets};
-pub(super) use clients::{Device, contiguous, create};
+pub(super) use clients::{Device, contiguous, create, events};
 pub(super) use gateways::Gateway;
 pub(super) use held::{ClientRule, expected};
 use network::Wire;

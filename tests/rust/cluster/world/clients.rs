@@ -10,7 +10,7 @@ use std::{
 use chat_gateway::{
     chat::{Creation, LogRange, Operation, Outcome, Page},
     cluster::InboxRef,
-    fanout::Subscriber,
+    fanout::{Frame, Subscriber},
     model::{ClientId, Content, Draft, Kind, Posting, Seq, SessionId},
     protocol::Codec,
 };
@@ -29,6 +29,15 @@ use super::{
     held::{ClientRule, Held},
     user, visitor,
 };
+
+/// Takes the frames that a session was sent, and returns their events.
+pub(in crate::cluster) fn events(frames: &mut VecDeque<Frame>) -> Vec<serde_json::Value> {
+    let bytes = frames.drain(..).flat_map(|frame| frame.bytes().to_vec());
+    let mut wire = FrameSocket::new(Cursor::new(bytes.collect::<Vec<_>>()));
+    let read = std::iter::from_fn(|| wire.read(None).unwrap());
+    read.map(|frame| serde_json::from_slice(frame.payload()).unwrap())
+        .collect()
+}
 
 impl World {
     /// Sends messages, and repeats each until it is acknowledged or given up.
@@ -192,10 +201,7 @@ impl World {
             return;
         }
         visitor.outbox.flushed();
-        let bytes = frames.drain(..).flat_map(|frame| frame.bytes().to_vec());
-        let mut wire = FrameSocket::new(Cursor::new(bytes.collect::<Vec<_>>()));
-        while let Some(read) = wire.read(None).unwrap() {
-            let event: serde_json::Value = serde_json::from_slice(read.payload()).unwrap();
+        for event in events(&mut frames) {
             let client = event["client_id"].as_str().and_then(|id| id.parse().ok());
             if let Some(client) = client
                 && self.secrets.lock().unwrap().sent.contains(&client)
@@ -336,10 +342,7 @@ impl Device {
                 Some(Err(_)) => return,
                 None => continue,
             }
-            let bytes = frames.drain(..).flat_map(|frame| frame.bytes().to_vec());
-            let mut wire = FrameSocket::new(Cursor::new(bytes.collect::<Vec<_>>()));
-            while let Some(read) = wire.read(None).unwrap() {
-                let event: serde_json::Value = serde_json::from_slice(read.payload()).unwrap();
+            for event in events(&mut frames) {
                 self.sees(world, &event, &mut missed);
             }
         }
