@@ -4,6 +4,9 @@ import { type Local, type Pending, type Text, WATCH_MS } from './outbox-entry.js
 import type { OutboxChange, OutboxEntry } from './storage.js';
 import type { Rev } from './types.js';
 
+/** The time within which the note of another tab comes. The storage may show earlier what the note tells. */
+export const NOTE_MS = 1_000;
+
 /** Returns an entry of the storage with what this tab knows of it.
  * @param isTried Whether another tab may have sent it. */
 export function merged(known: Local | undefined, entry: OutboxEntry, isTried: boolean): Local {

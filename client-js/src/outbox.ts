@@ -9,14 +9,11 @@ import { uuid } from './ids.js';
 import type { ChangeRequest, Draft, Local, Note, OutboxHost, Pending, Text, Waiting } from './outbox-entry.js';
 import { OUTBOX_MAX, plainOf, RETRY_MAX_MS, remember, STORAGE_TIMEOUT_MS, shown, uploadsOf, WATCH_MS, whatOf } from './outbox-entry.js';
 import type { OutboxFiles } from './outbox-files.js';
-import { adopt, editBefore, editsOver, isLate, isReady, merged, raised } from './outbox-rules.js';
+import { adopt, editBefore, editsOver, isLate, isReady, merged, NOTE_MS, raised } from './outbox-rules.js';
 import type { OutboxChange, OutboxEntry, OutboxStorage } from './storage.js';
 import { Tabs } from './tabs.js';
 import type { Accepted, Attachment, ConversationId, Rev, Sent, Seq, UserId } from './types.js';
 import { Upload } from './upload.js';
-
-/** The time within which the note of another tab comes. The storage may show earlier what the note tells. */
-const NOTE_MS = 1_000;
 
 /** The outbox of one user and one gateway. */
 export class Outbox {
@@ -79,7 +76,8 @@ export class Outbox {
     return this.#add({ ...draft, attachments: files?.map(shown), ...(isUploading && { files }) }) as Promise<Sent>;
   }
 
-  /** Queues a change of a message, by default of the text of the last waiting edit. Resolves with its acknowledgement. */
+  /** Queues a change of a message. Resolves with its acknowledgement.
+   * @param from The text that the user saw when editing. Default: the one of the last waiting edit. */
   change(conversation: ConversationId, change: OutboxChange, from?: Text): Promise<Accepted> {
     // It takes the place of an equal one that was refused.
     this.#dropFailed(conversation, keysOf(change), whatOf(change));
@@ -190,7 +188,8 @@ export class Outbox {
     await this.#load();
   }
 
-  /** Sends on a new connection, which ends with the signal, as soon as this tab holds the lock. */
+  /** Sends on a new connection, as soon as this tab holds the lock.
+   * @param signal Aborted when the connection ends. */
   connected(signal: AbortSignal): void {
     if (signal.aborted) return;
     this.#connection = signal;
@@ -207,7 +206,8 @@ export class Outbox {
     this.#watch(signal);
   }
 
-  /** Sends without the lock what the tab with the lock does not send in time, because it shows a dialog or is being debugged. */
+  /** Looks every few seconds whether the tab with the lock sends. One that shows a dialog, or is being debugged, keeps the lock and
+   * does nothing. What it does not send is sent without the lock: the gateway stores it once. */
   #watch(connection: AbortSignal): void {
     const look = () => {
       if (this.#turn === connection) return;
@@ -277,7 +277,7 @@ export class Outbox {
 
   /** Returns the entries of the storage that are for this gateway. Entries of earlier versions name none. */
   async #stored(user: UserId): Promise<OutboxEntry[]> {
-    const all = await within(STORAGE_TIMEOUT_MS, () => this.#storage.entries(user));
+    const all = await this.#storage.entries(user);
     return all.filter((entry) => entry?.clientId && entry.at > this.#cleared && (entry.gateway ?? this.#scope) === this.#scope);
   }
 
@@ -327,7 +327,7 @@ export class Outbox {
     const user = this.#user!;
     const writes = this.#writes;
     try {
-      const stored = await this.#stored(user);
+      const stored = await within(STORAGE_TIMEOUT_MS, () => this.#stored(user));
       if (this.#user !== user) return;
       // This tab changed the storage meanwhile, so the answer may be outdated.
       if (this.#writes !== writes) return this.#load();

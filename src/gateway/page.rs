@@ -115,15 +115,13 @@ impl File {
             (header::VARY, "accept-encoding"),
             (header::ETAG, &format!("{weak}{}", self.tag)),
         ];
-        match conditions::unmet(asked, &self.tag) {
-            None => match compressed {
-                Some(bytes) => {
-                    (headers, [(header::CONTENT_ENCODING, "gzip")], bytes).into_response()
-                }
-                None => (headers, self.bytes).into_response(),
-            },
-            Some(StatusCode::NOT_MODIFIED) => (StatusCode::NOT_MODIFIED, headers).into_response(),
-            Some(_) => conditions::failed(),
+        match (conditions::unmet(asked, &self.tag), compressed) {
+            (None, Some(bytes)) => {
+                (headers, [(header::CONTENT_ENCODING, "gzip")], bytes).into_response()
+            }
+            (None, None) => (headers, self.bytes).into_response(),
+            (Some(code @ StatusCode::NOT_MODIFIED), _) => (code, headers).into_response(),
+            (Some(_), _) => conditions::failed(),
         }
     }
 

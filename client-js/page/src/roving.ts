@@ -1,12 +1,12 @@
 /** Lists that are one stop of the Tab key. Up and Down move between the rows, Right and Left to the controls of a row. */
 import { type RefObject, useCallback, useEffect, useRef } from 'react';
 
-/** What the arrow keys reach in a row. Buttons that show only under a mouse are in the menu, too. */
-const CONTROLS = 'a[href], video, audio, button:not(.hovered:not(:only-child))';
 /** Dialogs and menus in a row have keys of their own. */
 const OTHERS = 'dialog, [popover]';
 /** Players, in which the arrow keys wind and Escape leads back to the row. They come last, so that they keep nobody from a button. */
 const PLAYERS = 'video, audio';
+/** What the arrow keys reach in a row. Buttons that show only under a mouse are in the menu, too. */
+const CONTROLS = `a[href], ${PLAYERS}, button:not(.hovered:not(:only-child))`;
 
 /** Makes a list one stop.
  * @param selector Which elements are the rows.
