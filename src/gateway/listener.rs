@@ -51,6 +51,9 @@ use crate::{
 
 /// The time in which a client must send a request's head, counted from its connection or its last request.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
+/// The same for trusted proxies. They keep idle connections for a minute or two, and answer 502 to a request that they send
+/// while the gateway closes its connection.
+const PROXY_HEAD_TIMEOUT: Duration = Duration::from_secs(130);
 /// The interval at which a response must make progress. A client that takes too little for one to two intervals is closed.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Bytes of a response that are progress, if it is not written whole. A system frees the memory of what was sent in pieces
@@ -249,6 +252,11 @@ async fn connection(mut stream: TcpStream, socket: IpAddr, place: Place, shared:
         tracing::debug!(%socket, %error, "could not set TCP_NODELAY");
     }
     let stream = SharedStream::new(stream);
+    let head_timeout = if place.admission().is_trusted_proxy(socket) {
+        PROXY_HEAD_TIMEOUT
+    } else {
+        HEAD_TIMEOUT
+    };
     let client = Client {
         peer,
         place: SharedPlace::new(place),
@@ -264,7 +272,7 @@ async fn connection(mut stream: TcpStream, socket: IpAddr, place: Place, shared:
     });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
-        .header_read_timeout(HEAD_TIMEOUT)
+        .header_read_timeout(head_timeout)
         .max_buf_size(HEAD_BYTES_MAX)
         .serve_connection(TokioIo::new(stream), service)
         .with_upgrades();

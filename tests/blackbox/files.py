@@ -36,7 +36,9 @@ class Uploader:
     def __init__(self, gateway, user):
         self.gateway, self.user = gateway, user
         self.token = gateway.dev_token(user)
-        self.http = httpx.AsyncClient(base_url=f"http://{gateway.client}", timeout=PATIENCE)
+        # A gateway with a clock of its own may close an idle connection at any moment of ours.
+        reused = httpx.Limits(max_keepalive_connections=0 if gateway.prefix else None)
+        self.http = httpx.AsyncClient(base_url=f"http://{gateway.client}", timeout=PATIENCE, limits=reused)
 
     def headers(self, **more):
         return {"authorization": f"Bearer {self.token}", **more}

@@ -1,14 +1,16 @@
 """What docs/cassandra.md tells operators to do when a node, a cluster or a datacenter is lost, on nodes of the tests' own."""
 import asyncio
+import contextlib
 import functools
 import json
 import shutil
 
 import pytest
+from cassandra.protocol import ConfigurationException
 
-from support import Gateway, OwnNodes, eventually, new_keyspace
+from support import UNLIMITED, Gateway, OwnNodes, Refused, eventually, new_keyspace, uuid4
 from test_cassandra import bytes_on_disk, sent
-from test_messages import refused
+from test_messages import refused, send_all
 
 pytestmark = pytest.mark.cassandra
 
@@ -105,6 +107,60 @@ async def test_the_other_datacenter_takes_over_and_gives_back(tmp_path):
         finally:
             east.close()
             west.close()
+
+
+async def connections(host):
+    """How many connections this machine has to the CQL port of a node."""
+    address = "".join(f"{int(part):02X}" for part in reversed(host.split("."))) + ":2352"
+    with open("/proc/net/tcp") as sockets:
+        return [(remote, state) for _, _, remote, state, *_ in map(str.split, sockets)].count((address, "01"))
+
+
+async def test_nodes_of_a_datacenter_that_comes_later_are_not_asked(tmp_path):
+    """The west joins while a gateway runs that names no datacenter. It has no copy of what was written before."""
+    with OwnNodes(tmp_path / "nodes", 1, CASSANDRA_DATACENTERS="east west") as nodes:
+        gateway = Gateway(str(tmp_path / "data"), store__cassandra__replication="{east=1}", **UNLIMITED, **over(nodes))
+        try:
+            gateway.start()
+            alice = await gateway.connect("alice")
+            dm = await alice.create("dm", "bob")
+            await send_all(alice, dm, [uuid4() for _ in range(1_000)])
+            await alice.close()
+            await asyncio.to_thread(nodes.run, "revive", 2)
+            both = "{'class': 'NetworkTopologyStrategy', 'east': 1, 'west': 1}"
+
+            async def is_altered():
+                try:
+                    nodes.execute(1, f"ALTER KEYSPACE {nodes.keyspace} WITH replication = {both}")
+                except ConfigurationException:  # The first node does not know yet that the second one has joined.
+                    return False
+                return True
+
+            assert await eventually(is_altered)
+            # The driver asks where the copies are when it loses the connection over which it asked last.
+            west = nodes.host(2)
+            before = await connections(west)
+
+            async def is_asked():
+                return await connections(west) > before
+
+            await asyncio.to_thread(nodes.run, "pause", 1)
+            assert await eventually(is_asked)
+            await asyncio.to_thread(nodes.run, "resume", 1)
+
+            async def connected():
+                with contextlib.suppress(Refused):
+                    return await gateway.connect("alice")
+
+            alice = await eventually(connected)
+            assert await sent(alice, dm, "later") == 1_001
+            # Pages that the gateway does not have in memory.
+            for after in range(0, 500, 25):
+                page = await alice.history(dm, after=after, limit=25)
+                assert [message["seq"] for message in page["messages"]] == [*range(after + 1, after + 26)]
+            await alice.close()
+        finally:
+            gateway.close()
 
 
 LOST = "e2b1c0ffee5ca1ab1edec0de5eed5afe"  # a text that no compression hides

@@ -3,7 +3,6 @@ import asyncio
 import io
 import time
 
-import httpx
 import pytest
 from PIL import Image
 
@@ -14,7 +13,6 @@ from test_files import closed, two
 from test_uploads import MANY, Patch, begun
 
 pytestmark = pytest.mark.embedded
-ONE_REQUEST = httpx.Limits(max_keepalive_connections=0)  # The gateway closes a connection that waits for ten seconds of its clock.
 
 
 @pytest.mark.parametrize("settings, places", [({}, 4), ({"attachments__uploads_at_once": 2}, 2)])
@@ -85,7 +83,6 @@ async def test_an_address_expires(start, tmp_path, settings, window):
     alice = await gateway.connect("alice")
     dm = await alice.create("dm", "bob")
     up = Uploader(gateway, "alice")
-    up.http = httpx.AsyncClient(base_url=up.http.base_url, timeout=PATIENCE, limits=ONE_REQUEST)
     file = await up.upload(dm, picture())
 
     async def addresses():

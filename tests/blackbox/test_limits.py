@@ -131,6 +131,24 @@ async def test_the_head_of_a_request_comes_within_ten_seconds(start, tmp_path):
 
 
 @pytest.mark.embedded
+async def test_the_connection_of_a_proxy_waits_for_two_minutes(start, tmp_path):
+    clock = Clock(tmp_path)
+    gateway = start(prefix=clock.prefix, client__trusted_proxies='["127.0.0.1/32"]')
+    request = b"GET /icon.svg HTTP/1.1\r\nhost: localhost\r\n"
+    (again, writer), (idle, _) = used = [await raw(gateway, request + b"\r\n") for _ in range(2)]
+    for reader, _ in used:
+        assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
+    assert await asyncio.to_thread(gateway.metrics)  # The gateway notices the time.
+    clock.forward(120)
+    assert await asyncio.to_thread(gateway.metrics)
+    writer.write(request + b"connection: close\r\n\r\n")
+    assert b"HTTP/1.1 200 OK" in await everything(again)
+    clock.forward(11)
+    assert await asyncio.to_thread(gateway.metrics)
+    assert b"HTTP/1.1 " not in await everything(idle)
+
+
+@pytest.mark.embedded
 async def test_clocks_may_differ_by_ten_seconds(start):
     gateway = with_keys(start)
     now = int(time.time())

@@ -25,7 +25,7 @@ class Patch:
     async def open(self, sent=b""):
         host, port = self.up.gateway.client.rsplit(":", 1)
         self.reader, self.writer = await asyncio.open_connection(host, int(port))
-        head = f"PATCH /v1/attachments/{self.file}/upload HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {self.up.token}\r\n"
+        head = f"PATCH /v1/attachments/{self.file}/upload HTTP/1.1\r\nhost: x\r\nconnection: close\r\nauthorization: Bearer {self.up.token}\r\n"
         head += f"tus-resumable: 1.0.0\r\nupload-offset: {self.offset}\r\ncontent-type: application/offset+octet-stream\r\n"
         self.writer.write((head + f"content-length: {self.size}\r\n\r\n").encode() + sent)
         await self.writer.drain()
