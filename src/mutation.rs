@@ -31,6 +31,8 @@ pub enum Mutation {
     TakeoverWait,
     /// A new home answers for its users before it knows their sessions.
     Hold,
+    /// A home is sent publications before it is told of the version that makes it the home.
+    RingFirst,
     /// A home acknowledges before the gateways with the user's sockets have.
     EndToEnd,
     /// A change of a user's membership is published once, and not again by a takeover.

@@ -4,10 +4,9 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, Mutex, MutexGuard, OnceLock, Weak},
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard, Weak},
 };
 
-use arc_swap::ArcSwap;
 use metrics::gauge;
 use tokio::sync::oneshot;
 
@@ -29,7 +28,9 @@ use crate::{
 
 pub struct Delivery {
     me: GatewayId,
-    ring: Arc<ArcSwap<View>>,
+    /// Rule [moved-first]. The ring by which homes get publications. Read while one is sent. Written while a version is
+    /// adopted, until each new home was sent what it lacks. So no publication overtakes those that are sent again.
+    ring: RwLock<View>,
     sockets: Arc<LocalSockets>,
     home: Arc<Home>,
     interests: Arc<Interests>,
@@ -102,7 +103,7 @@ impl Delivery {
     #[must_use]
     pub(super) fn new(
         me: GatewayId,
-        ring: Arc<ArcSwap<View>>,
+        ring: View,
         sockets: Arc<LocalSockets>,
         home: Arc<Home>,
         interests: Arc<Interests>,
@@ -110,7 +111,7 @@ impl Delivery {
     ) -> Arc<Self> {
         Arc::new_cyclic(|myself| Self {
             me,
-            ring,
+            ring: RwLock::new(ring),
             sockets,
             home,
             interests,
@@ -168,7 +169,8 @@ impl Delivery {
     /// Tells the home of a channel's sender what they have read, if there is room.
     fn to_sender(&self, peers: &Arc<Peers>, channel: ConversationId, entry: &Entry) {
         let user = &entry.sender;
-        match self.ring.load().home(user) {
+        let home = self.ring().home(user);
+        match home {
             Some(home) if home != self.me => {
                 let sent = PeerMessage::ReadBySender {
                     user: user.clone(),
@@ -186,10 +188,10 @@ impl Delivery {
 
     /// Sends a publication to the homes of its users, and keeps it outstanding.
     fn send_confirmed(&self, publication: Publication, confirm: oneshot::Sender<RedeliveryGuard>) {
+        // Until it is sent: either this sees a new version of the ring, or `adopt` finds the publication.
+        let ring = self.ring();
         let to_send = {
             let mut outstanding = self.outstanding();
-            // Under the lock: either this sees a new version of the ring, or `reroute` finds the publication.
-            let ring = self.ring.load();
             outstanding.newest += 1;
             let id = outstanding.newest;
             let users = publication.audience.users().cloned().collect();
@@ -208,6 +210,7 @@ impl Delivery {
         self.send(to_send);
     }
 
+    /// Sends parts to homes. `ring` is locked, so that they are sent in the order in which they were cut.
     fn send(&self, to_send: ToSend) {
         for (part, home, publication) in to_send {
             tracing::trace!(me = %self.me, part, %home, %publication, "sent to a home");
@@ -220,7 +223,7 @@ impl Delivery {
                         }
                     })
                 });
-                self.home.deliver(publication, done);
+                self.home.deliver(&publication, done.as_ref());
             } else if let Some(peers) = &self.peers {
                 peers.send(
                     home,
@@ -272,11 +275,28 @@ impl Delivery {
         }
     }
 
-    /// Sends every outstanding publication whose home has changed to the new one: rule [reroute].
-    pub(super) fn reroute(&self) {
+    /// Adopts a new version of the ring.
+    pub(super) fn adopt(&self, after: &View) {
+        let mut ring = self.ring.write().unwrap_or_else(PoisonError::into_inner);
+        ring.clone_from(after);
+        self.reroute(&ring);
+    }
+
+    /// Sends again what a home has refused, if one has. It is ahead: it has adopted a later version, under which somebody
+    /// else is the home.
+    pub(super) fn send_refused(&self) {
+        let has_refused = || self.outstanding().parts.values().any(|part| part.refused);
+        if has_refused() {
+            let ring = self.ring.write().unwrap_or_else(PoisonError::into_inner);
+            self.reroute(&ring);
+        }
+    }
+
+    /// Sends every outstanding publication whose home has changed to the new one: rule [reroute]. `ring` is locked for
+    /// writing.
+    fn reroute(&self, ring: &View) {
         let (to_send, removed) = {
             let mut outstanding = self.outstanding();
-            let ring = self.ring.load();
             // If the conversation was lost, its next owner publishes this again.
             let is_lost = |p: &OutstandingPublication| {
                 p.confirm.as_ref().is_some_and(oneshot::Sender::is_closed)
@@ -290,8 +310,8 @@ impl Delivery {
             let removed: Vec<_> = lost.into_iter().map(|id| outstanding.remove(id)).collect();
             let mut to_send = ToSend::new();
             for id in kept {
-                let moved = outstanding.take_moved(id, &ring);
-                outstanding.cut(id, moved, &ring, &mut to_send);
+                let moved = outstanding.take_moved(id, ring);
+                outstanding.cut(id, moved, ring, &mut to_send);
             }
             (to_send, removed)
         };
@@ -299,9 +319,8 @@ impl Delivery {
         self.send(to_send);
     }
 
-    /// Whether a home has refused a part, which is then to be sent again after a moment.
-    pub(super) fn has_refused(&self) -> bool {
-        self.outstanding().parts.values().any(|part| part.refused)
+    fn ring(&self) -> RwLockReadGuard<'_, View> {
+        self.ring.read().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn outstanding(&self) -> MutexGuard<'_, Outstanding> {
@@ -404,7 +423,8 @@ impl Publish for Delivery {
                 // A home that lacks a rev would tell returning clients that they have missed nothing.
                 if matches!(publication.body, Body::Changed(_)) || peers.have_room() {
                     let users = publication.audience.users().cloned().collect();
-                    let homes = by_home(users, &self.ring.load()).into_iter();
+                    let ring = self.ring();
+                    let homes = by_home(users, &ring).into_iter();
                     let part = |(home, users): (_, Vec<UserId>)| {
                         (BEST_EFFORT, home, publication.to(&users))
                     };
@@ -417,50 +437,4 @@ impl Publish for Delivery {
 }
 
 #[cfg(test)]
-mod tests {
-    use uuid::Uuid;
-
-    use super::*;
-    use crate::model::ConversationId;
-
-    fn ring(of: u128) -> View {
-        View::new(1, vec![GatewayId(Uuid::from_u128(of))])
-    }
-
-    #[test]
-    fn however_often_a_publication_is_cut_no_part_is_mistaken_for_that_of_another() {
-        let mut outstanding = Outstanding::default();
-        let user = UserId::new("alice").unwrap();
-        let typing = || {
-            let conversation = ConversationId(Uuid::from_u128(1));
-            Publication::typing(conversation, user.clone(), Audience::User(user.clone()))
-        };
-        let mut sent = ToSend::new();
-        for id in [1, 2] {
-            let publication = OutstandingPublication {
-                publication: typing(),
-                parts: Vec::new(),
-                confirm: None,
-            };
-            outstanding.publications.insert(id, publication);
-            outstanding.cut(id, vec![user.clone()], &ring(1), &mut sent);
-        }
-        for turn in 0..70_000 {
-            let ring = ring(1 + (turn + 1) % 2);
-            let moved = outstanding.take_moved(1, &ring);
-            assert_eq!(moved, std::slice::from_ref(&user));
-            sent.clear();
-            outstanding.cut(1, moved, &ring, &mut sent);
-        }
-        let [(newest, ..)] = sent[..] else {
-            panic!("one home, one part")
-        };
-        assert_eq!(outstanding.parts[&newest].of, 1);
-        assert_eq!(outstanding.parts.len(), 2);
-        assert!(!outstanding.parts.contains_key(&BEST_EFFORT));
-        drop(outstanding.remove(1));
-        assert_eq!(outstanding.parts.len(), 1);
-        drop(outstanding.remove(2));
-        assert!(outstanding.parts.is_empty());
-    }
-}
+mod tests;

@@ -118,9 +118,7 @@ impl Exchange {
             self.know_peers();
             self.remove_unreachable().await;
             self.finish();
-            if self.delivery.has_refused() {
-                self.delivery.reroute();
-            }
+            self.delivery.send_refused();
             self.router.follow_pending();
             self.catch_up().await;
             drop(timeout(RETRY_AFTER, self.router.sockets().following.notified()).await);

@@ -4,7 +4,7 @@
 use std::{
     collections::BTreeMap,
     sync::{
-        Arc, Mutex,
+        Arc, Mutex, PoisonError, RwLock,
         atomic::{AtomicBool, Ordering},
     },
 };
@@ -44,6 +44,9 @@ pub struct Home {
     pub(super) devices: Devices,
     pub(super) uploads: UploadCounts,
     rings: Mutex<Rings>,
+    /// Rule [held-first]. Read while a publication is delivered. Written while a version is adopted, and from when the last
+    /// member has announced until everything held is passed on. So no publication overtakes those that were held.
+    passing: RwLock<()>,
     /// Whether every member has announced its interests for the version that this gateway has adopted.
     complete: AtomicBool,
     held: Mutex<Vec<HeldPublication>>,
@@ -81,7 +84,7 @@ struct HeldPublication {
 }
 
 /// Whether this gateway is a user's home, and knows where the user's sockets are.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum AtHome {
     Yes,
     /// It is their home, but not every member has announced its interests.
@@ -120,6 +123,7 @@ impl Home {
                 since: Vec::new(),
                 announced: BTreeMap::new(),
             }),
+            passing: RwLock::default(),
             complete: AtomicBool::new(false),
             held: Mutex::default(),
             overlay: Overlay::new(memory.overlays()),
@@ -131,6 +135,7 @@ impl Home {
 
     /// Adopts a new version of the ring.
     pub(super) fn adopt(&self, after: &View, learned: Learned) {
+        let _alone = self.passing.write().unwrap_or_else(PoisonError::into_inner);
         let mut rings = lock(&self.rings);
         let before = std::mem::replace(&mut rings.now, after.clone());
         if self.complete.swap(false, Ordering::AcqRel) {
@@ -198,6 +203,7 @@ impl Home {
 
     /// Notes that a member, maybe this gateway itself, has announced everything that its sockets are interested in.
     pub(super) fn announced(&self, member: GatewayId, version: Epoch) {
+        let _alone = self.passing.write().unwrap_or_else(PoisonError::into_inner);
         {
             let mut rings = lock(&self.rings);
             rings.announced.insert(member, version);
@@ -220,7 +226,7 @@ impl Home {
         self.release();
     }
 
-    /// Passes on what was held, once every member has announced.
+    /// Passes on what was held, once every member has announced. `passing` is locked.
     fn release(&self) {
         if !self.complete.load(Ordering::Acquire) {
             return;
@@ -228,7 +234,7 @@ impl Home {
         let held = std::mem::take(&mut *lock(&self.held));
         gauge!("chat_publications_held").set(0.0);
         for HeldPublication { publication, done } in held {
-            self.deliver(publication, done);
+            self.pass_on_or_hold(&publication, done.as_ref());
         }
     }
 
@@ -328,27 +334,42 @@ impl Home {
 
     /// Brings a publication to the sockets of the users it names, wherever they are. The token is dropped when every
     /// gateway concerned has it, and refused if this is not the home of all of these users.
-    pub(super) fn deliver(&self, publication: Publication, done: Option<Arc<Token>>) {
-        let mut hold = false;
-        for user in publication.audience.users() {
-            match self.at_home(user) {
-                AtHome::Yes => {}
-                AtHome::NotYet => hold = true,
-                AtHome::No => return done.iter().for_each(|done| done.refuse()),
-            }
+    pub(super) fn deliver(&self, publication: &Publication, done: Option<&Arc<Token>>) {
+        let _passing = self.passing.read().unwrap_or_else(PoisonError::into_inner);
+        self.pass_on_or_hold(publication, done);
+    }
+
+    /// Rule [each-user]: whatever is so for the other users, a publication is held only for those whose sessions are not
+    /// known yet, and passed on to all others whose home this is. So they get it before the next one. `passing` is locked.
+    fn pass_on_or_hold(&self, publication: &Publication, done: Option<&Arc<Token>>) {
+        let users = || publication.audience.users();
+        if users().all(|user| self.at_home(user) == AtHome::Yes) {
+            return self.pass_on(publication, done);
         }
-        if hold {
+        let mut by_place: BTreeMap<AtHome, Vec<UserId>> = BTreeMap::new();
+        for user in users() {
+            let place = self.at_home(user);
+            by_place.entry(place).or_default().push(user.clone());
+        }
+        let is_refused = by_place.contains_key(&AtHome::No);
+        if is_refused {
+            done.iter().for_each(|done| done.refuse());
+        }
+        // What is refused comes again as a whole, with another token. The refusal does not wait for the others.
+        let done = done.filter(|_| !is_refused);
+        if let Some(unknown) = by_place.get(&AtHome::NotYet) {
             tracing::trace!(me = %self.me, publication = %publication, "held");
             counter!("chat_publications_held_total").increment(1);
             let mut held = lock(&self.held);
-            held.push(HeldPublication { publication, done });
+            held.push(HeldPublication {
+                publication: publication.to(unknown),
+                done: done.cloned(),
+            });
             gauge!("chat_publications_held").set(held.len() as f64);
-            drop(held);
-            // The last announcement may have come in between.
-            self.release();
-            return;
         }
-        self.pass_on(&publication, done.as_ref());
+        if let Some(known) = by_place.get(&AtHome::Yes) {
+            self.pass_on(&publication.to(known), done);
+        }
     }
 
     /// Records a publication and sends it to the sockets of its users: the second half of `deliver`, without the check that

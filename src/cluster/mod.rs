@@ -122,10 +122,10 @@ impl Cluster {
         });
         let view = ring.load().as_ref().clone();
         let (here, others, known) = (sockets.clone(), peers.clone(), interests.clone());
-        let home = Home::new(me, store.clone(), here, others, known, view, memory);
+        let home = Home::new(me, store.clone(), here, others, known, view.clone(), memory);
         let home = Arc::new(home);
         let (here, at_home, others) = (sockets.clone(), home.clone(), peers.clone());
-        let delivery = Delivery::new(me, ring.clone(), here, at_home, interests, others);
+        let delivery = Delivery::new(me, view, here, at_home, interests, others);
         let conversations = open(delivery.clone(), inbox.clone(), members.lease());
         let agent = members.clone();
         let others = peers.clone().map(|peers| router::Others {

@@ -18,6 +18,7 @@ use crate::{
         view::View,
     },
     model::{Epoch, GatewayId, Topic},
+    mutation::{Mutation, broken},
 };
 
 impl Exchange {
@@ -63,12 +64,18 @@ impl Exchange {
         }
     }
 
+    /// Tells the others which version there is.
+    fn tell_ring(&self) {
+        let ring = PeerMessage::Ring(self.members.row());
+        self.peers.broadcast(&self.members.concerned(), &ring);
+    }
+
     /// Tells the others that this gateway has adopted a version, in the order that the rules need.
     async fn tell_adopted(&self, version: Epoch) {
-        let row = self.members.row();
         let concerned = self.members.concerned();
         self.know_peers();
-        self.peers.broadcast(&concerned, &PeerMessage::Ring(row));
+        // Again, because the first version is not adopted by `adopt`.
+        self.tell_ring();
         self.members.let_go().await;
         self.peers
             .broadcast(&concerned, &PeerMessage::Adopted { version });
@@ -121,7 +128,11 @@ impl Exchange {
 impl Adopt for Exchange {
     fn adopt(&self, before: &View, after: &View, learned: Learned) {
         self.home.adopt(after, learned);
-        self.delivery.reroute();
+        // Rule [ring-first]: told before, a new home does not refuse what it is sent, and so takes it in order.
+        if !broken(Mutation::RingFirst) {
+            self.tell_ring();
+        }
+        self.delivery.adopt(after);
         let gone = before
             .members()
             .iter()

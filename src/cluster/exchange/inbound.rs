@@ -27,7 +27,7 @@ impl Receive for Exchange {
                         peers.send(from, encode(&PeerMessage::Published { part, taken }), None);
                     })
                 });
-                self.home.deliver(publication, done);
+                self.home.deliver(&publication, done.as_ref());
             }
             PeerMessage::Published { part, taken } => self.delivery.acknowledged(part, from, taken),
             PeerMessage::ReadBySender {

@@ -6,6 +6,7 @@ mod clients;
 mod gateways;
 mod held;
 mod network;
+mod order;
 mod pushing;
 mod receiving;
 

@@ -27,6 +27,7 @@ use super::{
     KINDS, SLEEPER, USERS, VISITOR, World,
     gateways::Gateway,
     held::{ClientRule, Held},
+    order::Newest,
     user, visitor,
 };
 
@@ -300,6 +301,7 @@ impl Device {
                 continue;
             };
             if let Some(last) = place.last_seq {
+                missed.newest.knows(conversation, last);
                 missed.to_read.push_back((conversation, last));
             }
             let cursor = self.held.lock().unwrap()[conversation].cursor;
@@ -418,6 +420,9 @@ impl Device {
     fn take_page(&self, world: &World, conversation: usize, page: &Page, missed: &mut Missed) {
         let seqs = page.entries.iter().map(|entry| entry.seq);
         self.got.lock().unwrap()[conversation].extend(seqs);
+        if let Some(last) = page.entries.last() {
+            missed.newest.knows(conversation, last.seq);
+        }
         let mut held = self.held.lock().unwrap();
         if held[conversation].page(page, world.broken) {
             missed.to_ask.insert(conversation);
@@ -446,11 +451,18 @@ impl Device {
             Some("message") => {
                 let seq = event["seq"].as_u64().unwrap();
                 let client: ClientId = event["client_id"].as_str().unwrap().parse().unwrap();
-                world
-                    .checker
-                    .lock()
-                    .unwrap()
-                    .saw(conversation, std::iter::once((seq, client)));
+                let mut checker = world.checker.lock().unwrap();
+                checker.saw(conversation, std::iter::once((seq, client)));
+                // In a channel a new owner sends what a gateway has missed beside what is newer.
+                if let Err(newest) = missed.newest.live(conversation, seq)
+                    && KINDS[conversation] != Kind::Channel
+                {
+                    let user = self.user;
+                    checker.find(format!(
+                        "a session of user {user} in conversation {conversation}: live events jumped from {newest} to {seq}"
+                    ));
+                }
+                drop(checker);
                 self.held.lock().unwrap()[conversation].message(event);
                 let mut got = self.got.lock().unwrap();
                 got[conversation].insert(seq);
@@ -466,6 +478,7 @@ impl Device {
             }
             Some("resync") => {
                 let head = event["head"].as_u64().unwrap();
+                missed.newest.knows(conversation, head);
                 missed.to_read.push_back((conversation, head));
             }
             _ => {}
@@ -482,6 +495,7 @@ struct Missed {
     to_ask: BTreeSet<usize>,
     /// A page that arrives at this time, of this conversation.
     late: Option<(Instant, usize, Page)>,
+    newest: Newest,
 }
 
 impl Missed {
