@@ -5,12 +5,12 @@ use std::{io::SeekFrom, path::PathBuf, sync::Arc};
 
 use axum::{
     Extension,
-    body::Body,
+    body::{Body, Bytes},
     extract::State,
     http::{HeaderMap, HeaderValue, Method, StatusCode, header},
     response::{IntoResponse, Response},
 };
-use futures_util::stream;
+use futures_util::{StreamExt as _, stream};
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::Deserialize;
 use tokio::{
@@ -196,7 +196,7 @@ pub(in crate::gateway) async fn file(
         .downloads
         .take(&signature.reader, gives_way.unwrap_or_default());
     match taken.await {
-        Ok(place) => serve(files, found, place, (&method, &headers)),
+        Ok(place) => serve(files, found, place, (&method, &headers)).await,
         Err(why) => no_place(&why, "downloads"),
     }
 }
@@ -265,7 +265,7 @@ fn wanted(method: &Method, headers: &HeaderMap, etag: &str, len: u64) -> Wanted 
     }
 }
 
-fn serve(
+async fn serve(
     files: &Files,
     found: Found,
     place: Downloading,
@@ -288,7 +288,25 @@ fn serve(
             return ([(header::CONTENT_RANGE, range)], response).into_response();
         }
     };
-    let mut response = Response::new(body(files.reads.clone(), place, path, from, to));
+    let mut reading = Reading {
+        reads: files.reads.clone(),
+        path,
+        at: from,
+        to,
+        ends: Instant::now() + DOWNLOAD_REQUEST_MAX,
+        _place: place,
+    };
+    // Before the answer begins: the file may have been erased since it was found.
+    let first = match method {
+        &Method::HEAD => Ok(None),
+        _ => reading.next().await,
+    };
+    let first = match first {
+        Ok(first) => first,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return no_such_file(),
+        Err(error) => return disk_failed(&error),
+    };
+    let mut response = Response::new(reading.body(first));
     *response.status_mut() = status;
     let given = response.headers_mut();
     describe(given, treatment, etag);
@@ -355,32 +373,47 @@ fn describe(headers: &mut HeaderMap, treatment: Treatment, etag: String) {
     }
 }
 
-/// Returns the bytes of a file from `from` up to `to`, read in parts as the client takes them. The file is open only
-/// while a part is read, so slow clients hold no open files. The connection ends if a client does not take a part for some
-/// time, and the body ends after [`DOWNLOAD_REQUEST_MAX`]. The place is free when the body is sent or dropped.
-fn body(reads: Arc<Semaphore>, place: Downloading, path: PathBuf, from: u64, to: u64) -> Body {
-    let ends = Instant::now() + DOWNLOAD_REQUEST_MAX;
-    let begin = (reads, path, from, place);
-    let parts = stream::try_unfold(begin, move |(reads, path, at, downloading)| async move {
-        if at >= to {
+/// The bytes of a file from `at` up to `to`, read in parts as the client takes them. The file is open only while a part is
+/// read, so slow clients hold no open files. The connection ends if a client does not take a part for some time, and the
+/// body ends after [`DOWNLOAD_REQUEST_MAX`].
+struct Reading {
+    reads: Arc<Semaphore>,
+    path: PathBuf,
+    at: u64,
+    to: u64,
+    ends: Instant,
+    /// It is free when the body is sent or dropped.
+    _place: Downloading,
+}
+
+impl Reading {
+    /// Reads the next part, if any is left.
+    async fn next(&mut self) -> std::io::Result<Option<Bytes>> {
+        if self.at >= self.to {
             return Ok(None);
         }
-        if Instant::now() >= ends {
+        if Instant::now() >= self.ends {
             return Err(std::io::ErrorKind::TimedOut.into());
         }
-        let place = reads.clone().acquire_owned().await;
-        let want = usize::try_from(to - at)
-            .unwrap_or(PART_BYTES)
-            .min(PART_BYTES);
-        let mut part = vec![0; want];
-        let mut opened = File::open(&path).await?;
-        opened.seek(SeekFrom::Start(at)).await?;
+        let place = self.reads.clone().acquire_owned().await;
+        let left = usize::try_from(self.to - self.at).unwrap_or(PART_BYTES);
+        let mut part = vec![0; left.min(PART_BYTES)];
+        let mut opened = File::open(&self.path).await?;
+        opened.seek(SeekFrom::Start(self.at)).await?;
         opened.read_exact(&mut part).await?;
         drop(place);
-        let next = (reads, path, at + want as u64, downloading);
-        std::io::Result::Ok(Some((bytes::Bytes::from(part), next)))
-    });
-    Body::from_stream(parts)
+        self.at += part.len() as u64;
+        Ok(Some(part.into()))
+    }
+
+    /// Returns a body that begins with this part.
+    fn body(self, first: Option<Bytes>) -> Body {
+        let others = stream::try_unfold(self, |mut reading| async move {
+            let part = reading.next().await?;
+            std::io::Result::Ok(part.map(|part| (part, reading)))
+        });
+        Body::from_stream(stream::iter(first.map(Ok)).chain(others))
+    }
 }
 
 #[cfg(test)]
