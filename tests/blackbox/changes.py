@@ -1,10 +1,9 @@
 """Helpers of the tests of messages that change: markers, waiting for changes, and a client that follows them by the rules of the protocol."""
-import asyncio
 import os
 import secrets
 import string
 
-from support import PATIENCE, eventually, uuid4
+from support import PATIENCE, eventually, uuid4, within
 
 # An edit of a message that does not exist, of a system entry, or with a wrong emoji gets this code, like other invalid requests.
 INVALID = "bad_request"
@@ -87,9 +86,9 @@ async def all_ok(client, requests, at_once=60):
     replies, window = [], []
     for type, fields in requests:
         if len(window) == at_once:
-            replies.append(await asyncio.wait_for(window.pop(0), PATIENCE))
+            replies.append(await within(window.pop(0), PATIENCE))
         window.append(await client.begin(type, **fields))
-    replies += [await asyncio.wait_for(reply, PATIENCE) for reply in window]
+    replies += [await within(reply, PATIENCE) for reply in window]
     for reply in replies:
         assert reply["type"] in ("ok", "sent"), reply
     return replies

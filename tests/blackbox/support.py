@@ -178,6 +178,13 @@ class OwnNodes:
             return list(cluster.connect().execute(statement))
 
 
+async def within(awaited, seconds):
+    """Awaits for at most this long. `asyncio.wait_for` of Python 3.11 swallows a cancellation that comes together with the result, so a
+    task that asks in a loop might never end."""
+    async with asyncio.timeout(seconds):
+        return await awaited
+
+
 class Gateway:
     """One gateway process over one data directory."""
 
@@ -481,7 +488,7 @@ class Client:
 
     async def ask(self, type, **fields):
         """Sends a request and returns its reply. Raises Refused if it is an error."""
-        reply = await asyncio.wait_for(await self.begin(type, **fields), PATIENCE)
+        reply = await within(await self.begin(type, **fields), PATIENCE)
         if reply["type"] == "error":
             raise Refused(reply)
         return reply
@@ -514,7 +521,7 @@ class Client:
                 await self.wake.wait()
 
         try:
-            return await asyncio.wait_for(wait(), PATIENCE)
+            return await within(wait(), PATIENCE)
         except TimeoutError:
             raise AssertionError(f"no {type} came within {PATIENCE} s; events: {self.events}") from None
 
@@ -550,7 +557,7 @@ class Client:
 
     async def closed(self):
         """Waits until the connection closes and returns its close code."""
-        await asyncio.wait_for(self.socket.wait_closed(), PATIENCE)
+        await within(self.socket.wait_closed(), PATIENCE)
         return self.socket.close_code
 
     async def close(self):

@@ -15,7 +15,7 @@ import uuid
 import pytest
 
 from support import (CASSANDRA_NODES, PATIENCE, ROOT, UNLIMITED, Gateway, Refused, abandon_keyspaces, cql, eventually, keyspace_of,
-                     new_keyspace, uuid4)
+                     new_keyspace, uuid4, within)
 from test_durability import Writer
 from test_messages import refused
 
@@ -182,7 +182,7 @@ async def test_without_a_quorum_sends_are_refused_in_time_until_it_is_back(start
     await alice.send(dm, "before")
     await in_thread("kill", 2, 3)
     id = uuid4()
-    error = await refused(asyncio.wait_for(alice.send(dm, "meanwhile", id), 10), "unavailable")
+    error = await refused(within(alice.send(dm, "meanwhile", id), 10), "unavailable")
     assert error["retry_after_ms"] > 0
 
     async def not_ready():
@@ -190,7 +190,7 @@ async def test_without_a_quorum_sends_are_refused_in_time_until_it_is_back(start
 
     await eventually(not_ready)
     assert (await alice.ask("ping"))["type"] == "pong", "the gateway is down"
-    await refused(asyncio.wait_for(bob.send(dm, "no"), 10), "unavailable")
+    await refused(within(bob.send(dm, "no"), 10), "unavailable")
     await in_thread("revive", 2, 3)
 
     seq = await sent(alice, dm, "meanwhile", id)
@@ -432,7 +432,7 @@ async def test_a_second_gateway_is_refused_and_a_paused_one_is_replaced(start):
     pending = await alice.begin("send", conversation=dm, client_id=uuid4(), body="from the past")
     gateway.process.send_signal(signal.SIGCONT)
     with pytest.raises((Refused, ConnectionError)):
-        reply = await asyncio.wait_for(pending, PATIENCE)
+        reply = await within(pending, PATIENCE)
         if reply["type"] == "error":
             raise Refused(reply)
     assert await asyncio.to_thread(gateway.process.wait, PATIENCE) != 0

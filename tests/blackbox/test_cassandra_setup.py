@@ -5,12 +5,23 @@ import subprocess
 import time
 
 import pytest
+from cassandra import OperationTimedOut, ReadTimeout, Unavailable, WriteTimeout
 
 from certificates import certificate
 from support import BINARY, PATIENCE, Gateway, OwnNodes, cql, new_keyspace
 from test_cassandra import ready
 
 pytestmark = pytest.mark.cassandra
+
+
+def insisted(session, statement):
+    """Runs a statement that may be repeated until the nodes, which other tests may just have killed, carry it out."""
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        try:
+            return session.execute(statement).one()
+        except (OperationTimedOut, ReadTimeout, Unavailable, WriteTimeout):
+            assert time.monotonic() < deadline, statement
 
 
 def lose_the_lock(keyspace):
@@ -21,13 +32,13 @@ def lose_the_lock(keyspace):
     while len(list(session.execute(tables, [keyspace]))) < 3:
         assert time.monotonic() < deadline, "no table was created"
         time.sleep(0.02)
-    taken = session.execute(f"UPDATE {lock} SET holder = uuid() WHERE name = 'lock' IF EXISTS").one()
+    taken = insisted(session, f"UPDATE {lock} SET holder = uuid() WHERE name = 'lock' IF EXISTS")
     assert taken["[applied]"]
     created = len(list(session.execute(tables, [keyspace])))
     time.sleep(5)
     # One may have been on its way.
     assert len(list(session.execute(tables, [keyspace]))) <= created + 1 < 25
-    session.execute(f"DELETE FROM {lock} WHERE name = 'lock' IF EXISTS")
+    insisted(session, f"DELETE FROM {lock} WHERE name = 'lock' IF EXISTS")
 
 
 def test_the_schema_is_created_once_and_can_be_printed(start, tmp_path):

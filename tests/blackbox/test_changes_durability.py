@@ -7,7 +7,7 @@ import pytest
 import websockets
 
 from changes import Follower, all_ok, counted, delete, edit, entry, pages, react, reactors, sends, unread_by_hand
-from support import PATIENCE, STORE, UNLIMITED, Gateway, Refused, eventually, uuid4
+from support import PATIENCE, STORE, UNLIMITED, Gateway, Refused, eventually, uuid4, within
 
 GONE = (ConnectionError, OSError, TimeoutError, websockets.WebSocketException)
 EMOJI = (":a:", ":b:", ":c:", ":d:")
@@ -51,7 +51,7 @@ class Changer:
         return ("react" if operation.value else "unreact"), {"seq": seq, "emoji": emoji}, operation
 
     async def answered(self, type, operation, reply):
-        answer = await asyncio.wait_for(reply, PATIENCE)
+        answer = await within(reply, PATIENCE)
         if answer["type"] == "ok":
             operation.state, operation.rev = "acknowledged", answer["rev"]
             self.acknowledged += 1
@@ -242,7 +242,7 @@ async def test_an_edit_that_is_repeated_after_a_kill_is_one_edit(start):
         try:
             pending = await alice.begin("edit", conversation=dm, seq=1, body=body, base_rev=base)
             if round % 2:
-                await asyncio.wait_for(pending, PATIENCE)
+                await within(pending, PATIENCE)
         except GONE:
             pass
         gateway.kill()

@@ -11,7 +11,7 @@ import urllib.error
 import pytest
 import websockets
 
-from support import UNLIMITED, Apart, Gateway, Refused, Three, clean, cql, eventually, keyspace_of, member, uuid4
+from support import UNLIMITED, Apart, Gateway, Refused, Three, clean, cql, eventually, keyspace_of, member, uuid4, within
 from test_cassandra import in_thread, nodes, ready as status
 
 pytestmark = pytest.mark.cassandra
@@ -63,7 +63,7 @@ class Person:
             node = random.choice([node for node in self.cluster.nodes if node.process.poll() is None])
             cursors = {conversation: [seq, 0] for conversation, seq in self.upto.items()}
             try:
-                self.client = await asyncio.wait_for(node.connect(self.name, cursors=cursors), 6)
+                self.client = await within(node.connect(self.name, cursors=cursors), 6)
                 self.connections += 1
             except (Refused, *GONE):
                 self.client = None
@@ -106,8 +106,8 @@ class Person:
             while not self.given_up:
                 await self.connected()
                 try:
-                    reply = await asyncio.wait_for(self.client.send(conversation, id, id, **retry), 8)
-                    await asyncio.wait_for(self.listen(), 8)
+                    reply = await within(self.client.send(conversation, id, id, **retry), 8)
+                    await within(self.listen(), 8)
                 except (Refused, *GONE) as error:
                     if isinstance(error, Refused):
                         assert error.code == "unavailable", error
@@ -316,12 +316,12 @@ async def reading_parts(cluster, name, conversations):
         node = random.choice([node for node in cluster.nodes if node.process.poll() is None])
         client = None
         try:
-            client = await asyncio.wait_for(node.connect(name), 6)
+            client = await within(node.connect(name), 6)
             for _ in range(20):
                 conversation = random.choice(conversations)
-                head = (await asyncio.wait_for(client.history(conversation, limit=1), 8))["head"]
+                head = (await within(client.history(conversation, limit=1), 8))["head"]
                 before, limit = random.randint(max(1, head - 40), head + 1), random.randint(1, 20)
-                await asyncio.wait_for(client.history(conversation, before=before, limit=limit), 8)
+                await within(client.history(conversation, before=before, limit=limit), 8)
         except (Refused, *GONE):
             await asyncio.sleep(0.05)
         if client:

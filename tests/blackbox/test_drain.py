@@ -12,7 +12,7 @@ import urllib.request
 import pytest
 
 from files import TUS, Uploader
-from support import BINARY, PATIENCE, UNLIMITED, Gateway, eventually, uuid4
+from support import BINARY, PATIENCE, UNLIMITED, Gateway, eventually, uuid4, within
 from test_webhooks import Receiver, settings
 
 CUT = "some requests did not end in half of drain.grace_ms, and were cut"
@@ -273,7 +273,7 @@ async def test_a_drain_under_load_with_everything_that_holds_it_up(start, tmp_pa
     alice, bob = await gateway.connect("alice"), await gateway.connect("bob")
     dm = await alice.create("dm", "bob")
     await alice.send(dm, "for the webhook")
-    await asyncio.wait_for(receiver.asked.wait(), PATIENCE)
+    await within(receiver.asked.wait(), PATIENCE)
     up, file, data = await begun(gateway, "alice", dm, 1_000_000)
     drip = Drip(gateway, up.token, file, 0, data)
     half, unread = Raw(gateway, "GET /v1/ws HT"), await unread_download(gateway, up, dm)

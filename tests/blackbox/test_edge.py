@@ -14,7 +14,7 @@ import websockets
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 
-from support import PATIENCE, UNLIMITED, Gateway, Refused, eventually, uuid4
+from support import PATIENCE, UNLIMITED, Gateway, Refused, eventually, uuid4, within
 from test_messages import refused
 
 SECRET = "a secret of more than thirty-two bytes"
@@ -232,8 +232,8 @@ async def test_connections_still_sending_cursors_count_too(start, codec):
     assert [end.result() for end in ended] == [4005]
     left = ends.index(next(end for end in ends if end not in ended))
     await others[left].post(type="cursors", cursors={})
-    assert (await asyncio.wait_for(replies[left], PATIENCE))["type"] == "connected"
-    assert (await asyncio.wait_for(replies[1 - left], PATIENCE))["code"] == "rate_limited"
+    assert (await within(replies[left], PATIENCE))["type"] == "connected"
+    assert (await within(replies[1 - left], PATIENCE))["code"] == "rate_limited"
     sending = others[left]
     for client in (connected, sending):
         await client.close()

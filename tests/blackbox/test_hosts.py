@@ -4,7 +4,7 @@ import asyncio
 import httpx
 import pytest
 
-from support import PATIENCE
+from support import PATIENCE, within
 
 
 @pytest.mark.embedded
@@ -23,7 +23,7 @@ async def test_internal_port_answers_only_to_hosts_that_no_page_can_have(start):
     # The target comes before the header.
     reader, writer = await asyncio.open_connection(*gateway.internal.rsplit(":", 1))
     writer.write(f"GET http://evil.example/metrics HTTP/1.1\r\nHost: {gateway.internal}\r\nConnection: close\r\n\r\n".encode())
-    assert (await asyncio.wait_for(reader.read(), PATIENCE)).startswith(b"HTTP/1.1 421 ")
+    assert (await within(reader.read(), PATIENCE)).startswith(b"HTTP/1.1 421 ")
     writer.close()
     gateway.settings["internal__listen"] = gateway.internal
     assert gateway.command("health").stdout.strip() == '{"status":"ready"}'
@@ -38,7 +38,7 @@ async def test_the_own_page_may_connect_whatever_form_its_host_has(start):
         reader, writer = await asyncio.open_connection(*gateway.client.rsplit(":", 1))
         head = f"GET /v1/ws HTTP/1.1\r\nHost: {host}\r\nOrigin: {origin}\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
         writer.write(f"{head}Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n".encode())
-        line = await asyncio.wait_for(reader.readline(), PATIENCE)
+        line = await within(reader.readline(), PATIENCE)
         writer.close()
         return int(line.split()[1])
 

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from clock import Clock
-from support import PATIENCE, uuid4
+from support import PATIENCE, uuid4, within
 from test_edge import turned_away
 from test_messages import refused
 from test_misuse_http import everything, raw, status, token, with_keys
@@ -97,7 +97,7 @@ async def test_a_session_has_64_requests_in_progress(start, codec):
         for _ in range(100):
             await other.ask("ping")
         assert not [reply for reply in [*sent, *late] if reply.done()]
-    seqs = [(await asyncio.wait_for(reply, PATIENCE)).get("seq") for reply in [*sent, *late]]
+    seqs = [(await within(reply, PATIENCE)).get("seq") for reply in [*sent, *late]]
     assert seqs == [*range(2, 66), None, 66]
     await asyncio.gather(alice.close(), other.close())
 

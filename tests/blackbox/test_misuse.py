@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from support import PATIENCE, UNLIMITED, Refused, eventually, uuid4
+from support import PATIENCE, UNLIMITED, Refused, eventually, uuid4, within
 from test_messages import refused
 
 
@@ -431,7 +431,7 @@ async def test_five_thousand_cursors_come_in_parts(gateway, codec, names):
     for n, part in enumerate(parts[1:], start=2):
         assert not connected.done()
         await bob.post(type="cursors", cursors=part, **({"more": True} if n < len(parts) else {}))
-    hello = await asyncio.wait_for(connected, PATIENCE)
+    hello = await within(connected, PATIENCE)
     assert hello["type"] == "connected" and hello["limits"]["cursors"] == 5000
     assert [(await bob.message(group))["body"] for _ in range(3)] == [f"missed {n}" for n in range(3)]
     await refused(bob.ask("cursors", cursors={}), "bad_request")

@@ -12,7 +12,7 @@ import jwt
 import pytest
 import websockets
 
-from support import PATIENCE, Gateway, eventually, uuid4
+from support import PATIENCE, Gateway, eventually, uuid4, within
 
 SECRET = "a secret of more than thirty-two bytes"
 KEYS = json.dumps([{"algorithm": "HS256", "secret": SECRET}]).replace('":', '"=')
@@ -52,7 +52,7 @@ async def raw(gateway, said=b"", source=None):
 async def everything(reader):
     """Reads until the connection ends. Returns None if it stays open."""
     try:
-        return await asyncio.wait_for(reader.read(), PATIENCE)
+        return await within(reader.read(), PATIENCE)
     except ConnectionError:
         return b""
     except TimeoutError:
@@ -261,7 +261,7 @@ async def test_sockets_leave_open_files_to_the_store(start, tmp_path):
         crowd = []
         for n in range(1_200):
             try:
-                crowd.append(await asyncio.wait_for(raw(gateway), 5))
+                crowd.append(await within(raw(gateway), 5))
             except (OSError, TimeoutError):
                 break
         for n in range(200):

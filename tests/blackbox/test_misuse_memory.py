@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from support import UNLIMITED, Refused, eventually, uuid4
+from support import UNLIMITED, Refused, eventually, uuid4, within
 from test_misuse import Raw
 
 pytestmark = pytest.mark.embedded
@@ -31,7 +31,7 @@ async def many(client, count, request, at_once=60):
 
     async def some():
         for number in numbers:
-            reply = await asyncio.wait_for(await request(client, number), 60)
+            reply = await within(await request(client, number), 60)
             replies.append(reply)
 
     await asyncio.gather(*[some() for _ in range(at_once)])

@@ -10,7 +10,7 @@ import jwt
 import msgpack
 import pytest
 
-from support import PATIENCE, ROOT, Gateway, Refused
+from support import PATIENCE, ROOT, Gateway, Refused, within
 
 SECRET = "a secret of a test that has more than 32 bytes"
 KEYS = f'[{{ algorithm = "HS256", secret = "{SECRET}" }}]'
@@ -246,7 +246,7 @@ async def test_wrong_fields_in_messagepack_are_answered_and_unknown_ones_ignored
     async def answer(type, *fields):
         answer = alice.replies[7] = asyncio.get_running_loop().create_future()
         await alice.send_raw(packed_map(("type", type), ("id", 7), *fields))
-        return await asyncio.wait_for(answer, PATIENCE)
+        return await within(answer, PATIENCE)
 
     for wrong in [None, True, 7, -1, 1.5, [], {}, msgpack.packb(b"x"), extension, *nested, no_text]:
         said = await answer("send", *ids, ("body", wrong))

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from files import TUS, Decoders, Uploader, picture, sha256
-from support import PATIENCE, UNLIMITED, eventually, uuid4
+from support import PATIENCE, UNLIMITED, eventually, uuid4, within
 from test_misuse_http import service, token, with_keys
 
 pytestmark = pytest.mark.embedded
@@ -48,7 +48,7 @@ class Patch:
     async def end(self):
         """Waits until the gateway has answered and closed. Returns the status and the error."""
         try:
-            answer = await asyncio.wait_for(self.answer, PATIENCE)
+            answer = await within(self.answer, PATIENCE)
         except ConnectionError:
             return None, None
         self.writer.close()
@@ -263,7 +263,7 @@ class Unread:
         count, loop = 0, asyncio.get_running_loop()
         while True:
             try:
-                data = await asyncio.wait_for(loop.sock_recv(self.socket, 1), PATIENCE)
+                data = await within(loop.sock_recv(self.socket, 1), PATIENCE)
             except ConnectionError:
                 return count
             if not data:

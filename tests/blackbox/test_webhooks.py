@@ -14,7 +14,7 @@ from aiohttp import web
 from standardwebhooks import Webhook
 
 from clock import Clock, noticed
-from support import PATIENCE, STORE, Three, clean, eventually, free_port, uuid4
+from support import PATIENCE, STORE, Three, clean, eventually, free_port, uuid4, within
 
 SECRET = "whsec_" + base64.b64encode(b"a secret of 32 bytes for testing").decode()
 
@@ -68,7 +68,7 @@ class Receiver:
                 self.wake.clear()
                 await self.wake.wait()
 
-        await asyncio.wait_for(wait(), PATIENCE)
+        await within(wait(), PATIENCE)
 
     def of(self, conversation, kind=None):
         found = [e for e in self.events if e["data"].get("conversation") == conversation]
