@@ -2,6 +2,7 @@
 FROM rust:1.95-bookworm AS build
 WORKDIR /build
 COPY Cargo.toml Cargo.lock ./
+COPY fuzz fuzz
 COPY loadtest loadtest
 COPY src src
 COPY client-js/page/dist client-js/page/dist

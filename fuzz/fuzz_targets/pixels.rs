@@ -35,5 +35,8 @@ fn decode(bytes: &[u8], format: Format) {
     assert!(thumbnail.height > 0 && thumbnail.height <= LIMITS.thumbnail_side.min(height));
     let again = process(&thumbnail.bytes, thumbnail.format, &LIMITS);
     let again = again.expect("a thumbnail can be decoded");
-    assert_eq!((again.width, again.height), (thumbnail.width, thumbnail.height));
+    assert_eq!(
+        (again.width, again.height),
+        (thumbnail.width, thumbnail.height)
+    );
 }
