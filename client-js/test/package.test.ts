@@ -63,6 +63,12 @@ test('both entries export the same names, and React is in its own entry', async 
     expect(readFileSync(join(HERE, 'dist', entry), 'utf8')).not.toMatch(/(from |require\()["']react/);
 });
 
+test('the licence comes with it', () => {
+  const installed = join(project, 'node_modules/@chat-gateway/client');
+  expect(readFileSync(join(installed, 'LICENSE'), 'utf8')).toBe(readText('LICENSE'));
+  expect(JSON.parse(readFileSync(join(installed, 'package.json'), 'utf8')).license).toBe('Apache-2.0');
+});
+
 test('the types have nothing internal, and compile in a strict project', async () => {
   for (const name of readdirSync(join(HERE, 'dist')).filter((name) => /\.d\.c?ts$/.test(name)))
     expect(readFileSync(join(HERE, 'dist', name), 'utf8'), name).not.toContain('@internal');

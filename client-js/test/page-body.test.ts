@@ -128,6 +128,15 @@ test('one to three emoji alone are large', async () => {
   await picture(alice, 'emoji-large');
 });
 
+test('code shows the characters that change its direction', async () => {
+  const { alice, dm } = await two();
+  await dm.send('`if (admin\u202e // nimda` \u202eand text');
+  await dm.send('```\nx\u2066y\u2069\n```');
+  await alice.locator('.body pre').waitFor();
+  expect(await alice.locator('.body code').textContent()).toBe('if (admin\\u202e // nimda');
+  expect(await alice.locator('.body pre').textContent()).toBe('x\\u2066y\\u2069');
+});
+
 test('no text of a message becomes another element, and nothing of it runs', async () => {
   const { alice, dm } = await two();
   const bodies = [

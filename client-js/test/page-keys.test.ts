@@ -6,7 +6,7 @@ import { openDm, picture, setUp } from './support/people.js';
 
 const { people } = setUp();
 
-test('Ctrl+K finds a conversation, also where an open one hides the list; a question mark lists the keys', async () => {
+test('Ctrl+K finds a conversation, also where an open one hides the list; Ctrl+/ lists the keys', async () => {
   const [a, b] = [user('alice'), user('bob')];
   const page = await people.signIn(await people.person({ viewport: { width: 1000, height: 700 } }), a);
   const focused = () => page.evaluate(() => document.activeElement?.getAttribute('aria-label') ?? document.activeElement?.textContent);
@@ -27,6 +27,10 @@ test('Ctrl+K finds a conversation, also where an open one hides the list; a ques
   await field.press('?');
   expect(await field.inputValue()).toBe('?');
   expect(await list.count()).toBe(0);
+  await field.press('Control+/');
+  await list.waitFor();
+  await page.keyboard.press('Escape');
+  await list.waitFor({ state: 'detached' });
   await field.press('Control+k');
   expect(await focused()).toBe('Find a conversation');
   await page.keyboard.type('bob');
@@ -35,6 +39,8 @@ test('Ctrl+K finds a conversation, also where an open one hides the list; a ques
   expect(await page.getByLabel('Find a conversation').inputValue(), 'the text is selected').toBe('x');
   await page.getByRole('button', { name: 'Details' }).focus();
   await page.keyboard.press('?');
+  expect(await list.count(), 'no key alone does something').toBe(0);
+  await page.keyboard.press('Control+/');
   await list.waitFor();
   await page.keyboard.press('Escape');
   expect(await focused()).toBe('Details');

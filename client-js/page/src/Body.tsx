@@ -19,6 +19,10 @@ function sizeOf(block: Block): number {
   return block.type === 'list' ? 1 + sumOf(block.items, ({ pieces }) => 1 + sumOf(pieces, weightOf)) : 1 + sumOf(block.pieces, weightOf);
 }
 
+/** Returns code with the characters that change the direction as they are typed in programs: they can make it look like other code. */
+const visible = (code: string): string =>
+  code.replace(/\p{Bidi_Control}/gu, (control) => `\\u${control.charCodeAt(0).toString(16).padStart(4, '0')}`);
+
 function Pieces({ of }: { of: readonly Piece[] }): ReactNode {
   return of.map((piece, i) => {
     const shown =
@@ -30,7 +34,7 @@ function Pieces({ of }: { of: readonly Piece[] }): ReactNode {
         </strong>
       ) : (
         // Code is read from left to right in texts of any direction.
-        <code dir="ltr">{piece.code}</code>
+        <code dir="ltr">{visible(piece.code)}</code>
       );
     // biome-ignore lint/suspicious/noArrayIndexKey: their order never changes.
     return <Fragment key={i}>{shown}</Fragment>;
@@ -41,7 +45,7 @@ function Shown({ block }: { block: Block }) {
   if (block.type === 'code') {
     return (
       <pre dir="auto" data-language={block.language || undefined}>
-        {block.code}
+        {visible(block.code)}
       </pre>
     );
   }

@@ -1,5 +1,5 @@
 /** One entry of the list: a message with its menu and its reactions, a deleted one, or a system entry. */
-import { memo, useId, useState } from 'react';
+import { memo, useId, useRef, useState } from 'react';
 import type { ChatMessage, Conversation } from '../../src/index.js';
 import { useMessage } from '../../src/react.js';
 import { bodyOf } from './Body.js';
@@ -7,6 +7,7 @@ import { exactly, timeOf } from './days.js';
 import { isFewEmoji } from './emoji.js';
 import { type FileActions, Files } from './Files.js';
 import { mayDelete, mayEdit } from './facts.js';
+import { useGestures } from './gestures.js';
 import { Menu } from './Popup.js';
 import { Avatar, Icon } from './parts.js';
 import { Picker, Reactions } from './Reactions.js';
@@ -166,6 +167,9 @@ function Failures({ conversation, message: { key, state, error, failedChange } }
 function MessageActions({ conversation, message, user, may, editWindowS, actions }: Props) {
   const [open, setOpen] = useState<{ what: 'menu' | 'picker'; anchor: HTMLElement }>();
   const close = () => setOpen(undefined);
+  const buttons = useRef<HTMLDivElement>(null);
+  const openMenu = () => setOpen({ what: 'menu', anchor: buttons.current!.querySelector('.more')! });
+  useGestures(buttons, may ? openMenu : undefined, () => actions.reply(message));
   const item = (name: string, act: () => void, danger = false) => (
     <button
       type="button"
@@ -181,7 +185,7 @@ function MessageActions({ conversation, message, user, may, editWindowS, actions
     </button>
   );
   return (
-    <div className={open ? 'actions open' : 'actions'}>
+    <div ref={buttons} className={open ? 'actions open' : 'actions'}>
       {may && (
         <button
           type="button"
@@ -212,7 +216,7 @@ function MessageActions({ conversation, message, user, may, editWindowS, actions
           title="Message menu"
           aria-haspopup="menu"
           aria-expanded={open?.what === 'menu'}
-          onClick={({ currentTarget }) => setOpen(open ? undefined : { what: 'menu', anchor: currentTarget })}
+          onClick={() => (open ? close() : openMenu())}
         >
           <Icon name="more" />
         </button>

@@ -14,7 +14,7 @@ const KEYS: readonly (readonly [keys: string, does: string])[] = [
   ['Shift Enter', 'Begin a new line'],
   ['↑ in an empty field', 'Edit your last message'],
   ['Esc', 'Stop editing or replying; close a window'],
-  ['?', 'Show this list'],
+  [isApple ? '⌘ /' : 'Ctrl /', 'Show this list'],
 ];
 
 /** Returns the window that lists the keys while it is open, and a function that opens it. */
@@ -28,13 +28,17 @@ export function useShortcuts(
     const pressed = (event: KeyboardEvent) => {
       const { key, altKey, ctrlKey, metaKey, shiftKey, target } = event;
       if ((target as Element).closest('dialog')) return;
-      const isPlain = !altKey && !ctrlKey && !metaKey;
-      if (key?.toLowerCase() === 'k' && (isApple ? metaKey && !ctrlKey : ctrlKey && !metaKey) && !altKey && !shiftKey) {
+      const isCommand = (isApple ? metaKey && !ctrlKey : ctrlKey && !metaKey) && !altKey;
+      if (isCommand && key?.toLowerCase() === 'k' && !shiftKey) {
         event.preventDefault();
         find(select);
       }
+      // A key alone would be in the way of those who speak to their computer. Some keyboards have the slash above a digit.
+      if (isCommand && key === '/') {
+        event.preventDefault();
+        setIsShown(true);
+      }
       if ((target as Element).closest('input, textarea, select')) return;
-      if (key === '?' && isPlain) setIsShown(true);
       // In a field the arrow keys move the cursor.
       if (!altKey || (key !== 'ArrowUp' && key !== 'ArrowDown')) return;
       event.preventDefault();
