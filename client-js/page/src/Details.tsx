@@ -47,7 +47,7 @@ export function Panel({ onClose, children }: { onClose: () => void; children: Re
 /** The details and members of a conversation, and the controls to change them. */
 export function Details({ conversation, details, user, title, face, onJump }: Props) {
   // They and their roles may be others when the details change.
-  const { members, hasMore, problem, setProblem, load } = useMembers(conversation, details);
+  const { members, hasMore, problem, setProblem, loadMore } = useMembers(conversation, details);
   /** The action to confirm: removing a member, or without `remove` leaving. */
   const [asking, setAsking] = useState<{ remove?: string }>();
   const { kind, role } = details;
@@ -94,7 +94,7 @@ export function Details({ conversation, details, user, title, face, onJump }: Pr
         <p role="alert" className="problem">
           {problem}{' '}
           {!members && (
-            <button type="button" onClick={() => load()}>
+            <button type="button" onClick={loadMore}>
               Try again
             </button>
           )}
@@ -175,7 +175,7 @@ export function Details({ conversation, details, user, title, face, onJump }: Pr
         ))}
       </ul>
       {hasMore && (
-        <button type="button" onClick={() => load()}>
+        <button type="button" onClick={loadMore}>
           More
         </button>
       )}

@@ -13,21 +13,16 @@ export function useMembers(conversation: Conversation, version: unknown) {
   const pages = useRef<AsyncGenerator<Participant[]>>(undefined);
   const load = useCallback(
     async (again = false) => {
-      setProblem(undefined);
-      const begins = again || !pages.current;
-      if (begins) pages.current = conversation.participants({ limit: PAGE });
-      const from = pages.current!;
+      if (again || !pages.current) pages.current = conversation.participants({ limit: PAGE });
+      const from = pages.current;
       try {
         const { value = [], done } = await from.next();
         // The list began again meanwhile, so this page is outdated.
         if (from !== pages.current) return;
-        setMembers((before = []) => (begins ? value : [...before, ...value]));
+        setMembers((before = []) => (again ? value : [...before, ...value]));
         setHasMore(!done && value.length === PAGE);
       } catch (error) {
-        if (from !== pages.current) return;
-        // A generator that has failed has no more pages.
-        pages.current = undefined;
-        setProblem((error as Error).message);
+        if (from === pages.current) setProblem((error as Error).message);
       }
     },
     [conversation],
@@ -36,5 +31,9 @@ export function useMembers(conversation: Conversation, version: unknown) {
   useEffect(() => {
     void load(true);
   }, [load, version]);
-  return { members, hasMore, problem, setProblem, load };
+  const loadMore = () => {
+    setProblem(undefined);
+    void load();
+  };
+  return { members, hasMore, problem, setProblem, loadMore };
 }
