@@ -7,7 +7,9 @@ use std::{
     future::Future,
     panic::{AssertUnwindSafe, Location, resume_unwind},
     pin::Pin,
-    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard,
+    },
     task::{Context, Poll, Waker},
     time::Duration,
 };
@@ -34,6 +36,16 @@ pub(crate) async fn wait_until(at: Option<Instant>) {
 /// Locks a mutex even if a task panicked while holding it.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The same for reading under a lock that many may read under.
+pub(crate) fn read<T>(lock: &RwLock<T>) -> RwLockReadGuard<'_, T> {
+    lock.read().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The same for writing under it.
+pub(crate) fn write<T>(lock: &RwLock<T>) -> RwLockWriteGuard<'_, T> {
+    lock.write().unwrap_or_else(PoisonError::into_inner)
 }
 
 type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;

@@ -4,7 +4,7 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard, Weak},
+    sync::{Arc, Mutex, MutexGuard, OnceLock, RwLock, RwLockReadGuard, Weak},
 };
 
 use metrics::gauge;
@@ -19,7 +19,9 @@ use super::{
     lock,
     message::{Delivered, PeerMessage, encode},
     peers::Peers,
+    read,
     view::View,
+    write,
 };
 use crate::{
     chat::{Audience, Body, Confirmation, Guarantee, Publication, Publish, RedeliveryGuard},
@@ -277,7 +279,7 @@ impl Delivery {
 
     /// Adopts a new version of the ring.
     pub(super) fn adopt(&self, after: &View) {
-        let mut ring = self.ring.write().unwrap_or_else(PoisonError::into_inner);
+        let mut ring = write(&self.ring);
         ring.clone_from(after);
         self.reroute(&ring);
     }
@@ -287,7 +289,7 @@ impl Delivery {
     pub(super) fn send_refused(&self) {
         let has_refused = || self.outstanding().parts.values().any(|part| part.refused);
         if has_refused() {
-            let ring = self.ring.write().unwrap_or_else(PoisonError::into_inner);
+            let ring = write(&self.ring);
             self.reroute(&ring);
         }
     }
@@ -320,7 +322,7 @@ impl Delivery {
     }
 
     fn ring(&self) -> RwLockReadGuard<'_, View> {
-        self.ring.read().unwrap_or_else(PoisonError::into_inner)
+        read(&self.ring)
     }
 
     fn outstanding(&self) -> MutexGuard<'_, Outstanding> {

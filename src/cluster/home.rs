@@ -4,7 +4,7 @@
 use std::{
     collections::BTreeMap,
     sync::{
-        Arc, Mutex, PoisonError, RwLock,
+        Arc, Mutex, RwLock,
         atomic::{AtomicBool, Ordering},
     },
 };
@@ -23,8 +23,10 @@ use super::{
     overlay::Overlay,
     peers::Peers,
     presence::Presence,
+    read,
     upload_counts::UploadCounts,
     view::View,
+    write,
 };
 use crate::{
     chat::{Audience, Body, InboxWriter, Publication, Receipt},
@@ -135,7 +137,7 @@ impl Home {
 
     /// Adopts a new version of the ring.
     pub(super) fn adopt(&self, after: &View, learned: Learned) {
-        let _alone = self.passing.write().unwrap_or_else(PoisonError::into_inner);
+        let _alone = write(&self.passing);
         let mut rings = lock(&self.rings);
         let before = std::mem::replace(&mut rings.now, after.clone());
         if self.complete.swap(false, Ordering::AcqRel) {
@@ -203,7 +205,7 @@ impl Home {
 
     /// Notes that a member, maybe this gateway itself, has announced everything that its sockets are interested in.
     pub(super) fn announced(&self, member: GatewayId, version: Epoch) {
-        let _alone = self.passing.write().unwrap_or_else(PoisonError::into_inner);
+        let _alone = write(&self.passing);
         {
             let mut rings = lock(&self.rings);
             rings.announced.insert(member, version);
@@ -335,7 +337,7 @@ impl Home {
     /// Brings a publication to the sockets of the users it names, wherever they are. The token is dropped when every
     /// gateway concerned has it, and refused if this is not the home of all of these users.
     pub(super) fn deliver(&self, publication: &Publication, done: Option<&Arc<Token>>) {
-        let _passing = self.passing.read().unwrap_or_else(PoisonError::into_inner);
+        let _passing = read(&self.passing);
         self.pass_on_or_hold(publication, done);
     }
 

@@ -68,7 +68,7 @@ use crate::{
     memory::Memory,
     model::{AttachmentId, ConversationId, CurrentLevel, Level},
     store::Store,
-    tasks::{Tasks, lock},
+    tasks::{Tasks, lock, read, write},
 };
 
 /// The time in which writes and publications in progress may end when this gateway leaves. Then the next owner does it.

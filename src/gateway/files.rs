@@ -210,6 +210,14 @@ fn disk_failed(error: &io::Error) -> Response {
     )
 }
 
+/// Returns the answer to a request whose file could not be read. It may have been erased meanwhile.
+fn not_read(error: &io::Error) -> Response {
+    match error.kind() {
+        io::ErrorKind::NotFound => no_such_file(),
+        _ => disk_failed(error),
+    }
+}
+
 fn storage_failed(error: &io::Error) -> Response {
     crate::seldom::seldom!(ERROR, "the bucket of uploaded files failed", %error);
     refused(

@@ -16,7 +16,7 @@ use std::{
     cell::RefCell,
     fs,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard},
+    sync::{Arc, Mutex, OnceLock, RwLock, RwLockReadGuard},
     thread::{self, JoinHandle},
 };
 
@@ -37,7 +37,10 @@ use super::{
     Error, Result,
     cells::{Cell, CellStore, Cells, LOG, Range},
 };
-use crate::{private, tasks::lock};
+use crate::{
+    private,
+    tasks::{lock, read, write},
+};
 
 /// Writes that wait for the writer thread. Above this, callers wait.
 const WRITES_QUEUED_MAX: usize = 4_096;
@@ -169,15 +172,13 @@ impl Fjall {
 
     /// Returns the database, which stays open meanwhile. `None` if it is closed.
     fn open(&self) -> RwLockReadGuard<'_, Option<Database>> {
-        let database = self.database.read();
-        database.unwrap_or_else(PoisonError::into_inner)
+        read(&self.database)
     }
 
     /// Ends the threads of the database, which still write to journals after the last write, and records the clean stop.
     /// No other process can have opened the directory: the keyspaces have its lock.
     async fn stop(&self) {
-        let database = self.database.write();
-        let database = database.unwrap_or_else(PoisonError::into_inner).take();
+        let database = write(&self.database).take();
         let (writer, path) = (lock(&self.writer).take(), self.path.clone());
         let stop = move || {
             if let Some(writer) = writer {

@@ -34,11 +34,16 @@ class Clock:
         new.replace(self.file)
 
 
+async def told(gateway):
+    """Asks a gateway something, so that it notices that its clock was turned."""
+    assert await asyncio.to_thread(gateway.metrics)
+
+
 async def noticed(gateway, check):
-    """Waits until `check()`. The questions to the gateway meanwhile let it notice that its clock was turned."""
+    """Waits until `check()`."""
 
     async def asked():
-        await asyncio.to_thread(gateway.metrics)
+        await told(gateway)
         return check()
 
     return await eventually(asked)

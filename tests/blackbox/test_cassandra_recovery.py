@@ -1,6 +1,5 @@
 """What docs/cassandra.md tells operators to do when a node, a cluster or a datacenter is lost, on nodes of the tests' own."""
 import asyncio
-import contextlib
 import functools
 import json
 import shutil
@@ -8,8 +7,9 @@ import shutil
 import pytest
 from cassandra.protocol import ConfigurationException
 
-from support import UNLIMITED, Gateway, OwnNodes, Refused, eventually, new_keyspace, uuid4
+from support import UNLIMITED, Gateway, OwnNodes, eventually, new_keyspace, uuid4
 from test_cassandra import bytes_on_disk, sent
+from test_changes_cluster import connected
 from test_messages import refused, send_all
 
 pytestmark = pytest.mark.cassandra
@@ -109,7 +109,7 @@ async def test_the_other_datacenter_takes_over_and_gives_back(tmp_path):
             west.close()
 
 
-async def connections(host):
+def connections(host):
     """How many connections this machine has to the CQL port of a node."""
     address = "".join(f"{int(part):02X}" for part in reversed(host.split("."))) + ":2352"
     with open("/proc/net/tcp") as sockets:
@@ -139,20 +139,15 @@ async def test_nodes_of_a_datacenter_that_comes_later_are_not_asked(tmp_path):
             assert await eventually(is_altered)
             # The driver asks where the copies are when it loses the connection over which it asked last.
             west = nodes.host(2)
-            before = await connections(west)
+            before = connections(west)
 
             async def is_asked():
-                return await connections(west) > before
+                return connections(west) > before
 
             await asyncio.to_thread(nodes.run, "pause", 1)
             assert await eventually(is_asked)
             await asyncio.to_thread(nodes.run, "resume", 1)
-
-            async def connected():
-                with contextlib.suppress(Refused):
-                    return await gateway.connect("alice")
-
-            alice = await eventually(connected)
+            alice = await connected(gateway, "alice")
             assert await sent(alice, dm, "later") == 1_001
             # Pages that the gateway does not have in memory.
             for after in range(0, 500, 25):

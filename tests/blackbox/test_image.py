@@ -14,16 +14,20 @@ from test_misuse_http import KEYS, token
 
 pytestmark = pytest.mark.embedded
 NONROOT = 65532  # the user of that name in the base image
-# Of the base image: https://github.com/GoogleContainerTools/distroless/tree/main/cc
-LIBRARIES = {"ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1", "libc.so.6", "libdl.so.2", "libgcc_s.so.1", "libm.so.6", "libpthread.so.0", "librt.so.1",
-             "libstdc++.so.6"}
+# The libraries that the base image has, and so all that the program may need. The packages are libc6, libgcc-s1 and libstdc++6:
+# https://github.com/GoogleContainerTools/distroless/tree/main/cc
+LIBRARIES = {
+    "ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1", "libc.so.6", "libdl.so.2", "libgcc_s.so.1", "libm.so.6", "libpthread.so.0",
+    "librt.so.1", "libstdc++.so.6",
+}
 
 
 def instructions():
     """The instructions of each stage, as pairs of a name and what follows it."""
-    lines = re.sub(r"\\\n", " ", re.sub(r"^#.*\n", "", (ROOT / "Dockerfile").read_text(), flags=re.M)).splitlines()
+    text = re.sub(r"^#.*\n", "", (ROOT / "Dockerfile").read_text(), flags=re.M)
+    lines = filter(None, text.replace("\\\n", " ").splitlines())
     stages = []
-    for name, rest in (line.split(maxsplit=1) for line in lines if line.strip()):
+    for name, rest in (line.split(maxsplit=1) for line in lines):
         if name == "FROM":
             stages.append([])
         stages[-1].append((name, rest))
@@ -38,7 +42,7 @@ def copied():
 
 def test_the_build_gets_every_file_that_it_reads(tmp_path):
     sources = copied()
-    read = pathlib.Path(BINARY + ".d").read_text().split(": ", 1)[1].replace("\\ ", " ").split()
+    read = pathlib.Path(BINARY + ".d").read_text().split(": ", 1)[1].split()
     read = [os.path.relpath(file, ROOT) for file in read]
     assert "src/main.rs" in read
     assert [file for file in read if not any(pathlib.PurePath(file).is_relative_to(source) for source in sources)] == []
@@ -68,6 +72,7 @@ def image(root):
         shutil.copy(library, root / library[1:])
     assert said["USER"] == "nonroot"
     [program] = json.loads(said["ENTRYPOINT"])
+    # Like an engine, it mounts /dev and /proc. The name of the program on this machine, which comes first, is left out.
     begin = f'mount --rbind /dev "$0"/dev && mount -t proc proc "$0"/proc && shift && exec chroot --userspec={NONROOT}:{NONROOT} "$0" {program} "$@"'
     return said, ["unshare", "--mount", "sh", "-c", begin, str(root)]
 

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from clock import Clock
+from clock import Clock, told
 from support import PATIENCE, uuid4, within
 from test_edge import turned_away
 from test_messages import refused
@@ -114,18 +114,15 @@ async def test_the_head_of_a_request_comes_within_ten_seconds(start, tmp_path):
     (slow, writer), (never, _) = fresh
     (again, next_writer), (idle, _) = used
 
-    async def answers():
-        return await asyncio.to_thread(gateway.metrics)
-
-    assert await answers()  # The gateway has read what came.
+    await told(gateway)  # The gateway has read what came.
     clock.forward(3)
-    assert await answers()
+    await told(gateway)
     for late in (writer, next_writer):
         late.write(b"connection: close\r\n\r\n" if late is writer else head + b"connection: close\r\n\r\n")
     assert status(await everything(slow)) == 200
     assert b"HTTP/1.1 200 OK" in await everything(again), "the second request on this connection"
     clock.forward(8)
-    assert await answers()
+    await told(gateway)
     assert await everything(never) == b"", "half a head is closed without an answer"
     assert b"HTTP/1.1 " not in await everything(idle)
 
@@ -138,13 +135,13 @@ async def test_the_connection_of_a_proxy_waits_for_two_minutes(start, tmp_path):
     (again, writer), (idle, _) = used = [await raw(gateway, request + b"\r\n") for _ in range(2)]
     for reader, _ in used:
         assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
-    assert await asyncio.to_thread(gateway.metrics)  # The gateway notices the time.
+    await told(gateway)
     clock.forward(120)
-    assert await asyncio.to_thread(gateway.metrics)
+    await told(gateway)
     writer.write(request + b"connection: close\r\n\r\n")
     assert b"HTTP/1.1 200 OK" in await everything(again)
     clock.forward(11)
-    assert await asyncio.to_thread(gateway.metrics)
+    await told(gateway)
     assert b"HTTP/1.1 " not in await everything(idle)
 
 

@@ -1,11 +1,11 @@
-import { type FormEvent, type ReactNode, useEffect, useRef, useState } from 'react';
-import type { Conversation, ConversationDetails, Role } from '../../src/index.js';
+import { type FormEvent, type ReactNode, useCallback, useEffect, useRef, useState } from 'react';
+import type { Conversation, ConversationDetails, Participant, Role } from '../../src/index.js';
 import { dateOf, exactly } from './days.js';
 import { idOf } from './ids.js';
-import { useMembers } from './members.js';
 import { Avatar, Confirm, Dialog, Icon, Skeleton } from './parts.js';
 import { Name } from './words.js';
 
+const PAGE = 50;
 const rank: Record<Role, number> = { member: 0, admin: 1, owner: 2 };
 
 interface Props {
@@ -46,15 +46,43 @@ export function Panel({ onClose, children }: { onClose: () => void; children: Re
 
 /** The details and members of a conversation, and the controls to change them. */
 export function Details({ conversation, details, user, title, face, onJump }: Props) {
-  // They and their roles may be others when the details change.
-  const { members, hasMore, problem, setProblem, loadMore } = useMembers(conversation, details);
+  const [members, setMembers] = useState<Participant[]>();
+  const [more, setMore] = useState(false);
+  const [problem, setProblem] = useState<string>();
   /** The action to confirm: removing a member, or without `remove` leaving. */
   const [asking, setAsking] = useState<{ remove?: string }>();
+  const pages = useRef<AsyncGenerator<Participant[]>>(undefined);
   const { kind, role } = details;
   /** The gateway refuses the last owner while there are others. With more pages of members there may be other owners. */
   const isLastOwner =
-    role === 'owner' && !!members && !hasMore && members.length > 1 && members.filter((member) => member.role === 'owner').length === 1;
+    role === 'owner' && !!members && !more && members.length > 1 && members.filter((member) => member.role === 'owner').length === 1;
   const isAdmin = role === 'admin' || role === 'owner';
+
+  const load = useCallback(
+    async (again = false) => {
+      if (again || !pages.current) pages.current = conversation.participants({ limit: PAGE });
+      const from = pages.current;
+      try {
+        const { value = [], done } = await from.next();
+        // The list began again meanwhile, so this page is outdated.
+        if (from !== pages.current) return;
+        setMembers((before = []) => (again ? value : [...before, ...value]));
+        setMore(!done && value.length === PAGE);
+      } catch (error) {
+        if (from === pages.current) setProblem((error as Error).message);
+      }
+    },
+    [conversation],
+  );
+  // biome-ignore lint/correctness/useExhaustiveDependencies: loads again when the members or their roles change.
+  useEffect(() => {
+    void load(true);
+  }, [load, details]);
+
+  const loadMore = () => {
+    setProblem(undefined);
+    void load();
+  };
 
   const attempt = async (what: Promise<unknown>) => {
     try {
@@ -174,7 +202,7 @@ export function Details({ conversation, details, user, title, face, onJump }: Pr
           </li>
         ))}
       </ul>
-      {hasMore && (
+      {more && (
         <button type="button" onClick={loadMore}>
           More
         </button>

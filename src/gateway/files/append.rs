@@ -19,7 +19,7 @@ use tokio::{
 };
 
 use super::{
-    Files, disk_failed, inspect, no_such_file,
+    Files, disk_failed, inspect, no_such_file, not_read,
     rights::{Rights, given_up, late},
     turns::Patience,
     upload::{
@@ -137,10 +137,7 @@ async fn begin(
     })?;
     writing.keep(counted);
     let upload = directory.resume(&writing).await;
-    let upload = upload.map_err(|error| match error.kind() {
-        std::io::ErrorKind::NotFound => no_such_file(),
-        _ => disk_failed(&error),
-    })?;
+    let upload = upload.map_err(|error| not_read(&error))?;
     let Some(offset) = digits(headers, "upload-offset") else {
         let text = "upload-offset is missing or no number";
         return Err(refused(ErrorCode::BadRequest, text));

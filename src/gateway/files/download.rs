@@ -21,7 +21,7 @@ use tokio::{
 };
 
 use super::{
-    Files, disk_failed, no_such_file, now_s, places::Downloading, refused_by, storage::Storage,
+    Files, no_such_file, not_read, now_s, places::Downloading, refused_by, storage::Storage,
     store_failed, upload::no_place,
 };
 use crate::{
@@ -177,8 +177,7 @@ pub(in crate::gateway) async fn file(
     let path = directory.path(file, variant);
     let len = match tokio::fs::metadata(&path).await {
         Ok(metadata) => metadata.len(),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return no_such_file(),
-        Err(error) => return disk_failed(&error),
+        Err(error) => return not_read(&error),
     };
     let found = Found {
         path,
@@ -297,14 +296,13 @@ async fn serve(
         _place: place,
     };
     // Before the answer begins: the file may have been erased since it was found.
-    let first = match method {
-        &Method::HEAD => Ok(None),
-        _ => reading.next().await,
-    };
-    let first = match first {
-        Ok(first) => first,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return no_such_file(),
-        Err(error) => return disk_failed(&error),
+    let first = if method == Method::HEAD {
+        None
+    } else {
+        match reading.next().await {
+            Ok(first) => first,
+            Err(error) => return not_read(&error),
+        }
     };
     let mut response = Response::new(reading.body(first));
     *response.status_mut() = status;

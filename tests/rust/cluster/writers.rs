@@ -526,7 +526,7 @@ fn require_found(rule: Mutation, from: u64, kinds: &[&str]) {
 #[test]
 fn a_writer_that_does_not_check_that_it_is_one_is_found() {
     let kinds = ["device ", "muted until ", "owns the token: "];
-    // Most seeds before do not find it, as a gateway that is no longer a home mostly knows it.
+    // Few seeds find it: a gateway that is no longer a home mostly knows that.
     require_found(Mutation::Version, 700, &kinds);
 }
 
