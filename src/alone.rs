@@ -9,7 +9,6 @@ use crate::{
     chat::{Confirmation, Conversations, InboxWriter, Publication, Publish},
     cluster::MembershipAgent,
     config::Config,
-    model::Level,
     store::Store,
     tasks::Tasks,
 };
@@ -51,7 +50,6 @@ impl Alone {
         });
         let mut settings = config.conversations();
         settings.operation_timeout = FINISH_TIMEOUT;
-        settings.level = members.level();
         settings.edit_window = None;
         settings.conversations_per_user_max = None;
         let publish: Arc<dyn Publish> = Arc::new(Nobody);
@@ -77,9 +75,10 @@ impl Alone {
         })
     }
 
-    #[must_use]
-    pub fn level(&self) -> Level {
-        self.members.level().get()
+    /// Whether another gateway has taken over the store, which ends this command.
+    pub fn is_taken_over(&self) -> bool {
+        let [keep, _] = &self.upkeep;
+        keep.is_finished()
     }
 
     /// Repairs what gateways left that crashed, as far as it is not damaged.

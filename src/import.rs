@@ -220,7 +220,7 @@ pub async fn import(config: &Config, file: &Path) -> anyhow::Result<Report> {
     let pictures = Tasks::default();
     let (publish, core) = (alone.publish.clone(), alone.core.clone());
     let files = Files::open(config, alone.store.clone(), publish, core, pictures)?;
-    let keeper = FileKeeper::beside(file, files, alone.level());
+    let keeper = FileKeeper::beside(file, files);
     let mut importer = Importer {
         conversations: alone.conversations.clone(),
         keeper,

@@ -12,6 +12,8 @@ pub mod consumers;
 pub mod fanout;
 pub mod files;
 pub mod gateway;
+#[cfg(test)]
+mod golden;
 pub mod import;
 pub mod memory;
 pub mod mend;

@@ -1,17 +1,23 @@
 //! `chat-gateway store check` and `store mend`: what a log has lost, and how its conversation goes on.
 
-use std::fmt;
+use std::{fmt, time::Duration};
 
 use anyhow::{Context, bail};
+use tokio::time::{Instant, sleep};
 
 use crate::{
     alone::Alone,
-    chat::{CheckedLog, CheckedLogs, DeleteMessages, check_logs, fill_holes, undeleted},
+    chat::{self, CheckedLog, CheckedLogs, DeleteMessages, check_logs, fill_holes, undeleted},
     config::Config,
-    model::{ConversationId, LEVEL_CHANGES, Seq, UserId},
+    model::{ConversationId, Seq, UserId},
     node::open_store,
+    store,
     tasks::Tasks,
 };
+
+/// The time in which a request is tried again, and the pause before that.
+const PATIENCE: Duration = Duration::from_secs(60);
+const RETRY_AFTER: Duration = Duration::from_millis(500);
 
 /// What the check of a conversation found, for an operator.
 pub struct Report {
@@ -164,15 +170,13 @@ async fn fill_and_delete(
     alone: &Alone,
     conversation: ConversationId,
 ) -> anyhow::Result<CheckedLogs> {
-    let level = alone.level();
-    if level < LEVEL_CHANGES {
-        bail!(
-            "the ring has level {level}, and lost entries are deleted from level {LEVEL_CHANGES} on. Run chat-gateway cluster \
-             finalize first"
-        );
-    }
-    let found = fill_holes(&*alone.store, conversation).await?;
-    let left = check_logs(&*alone.store, conversation).await?;
+    let store = &*alone.store;
+    // What was found is read before anything is filled, because filling may be tried again.
+    let have_more = patiently(alone, || store.find_ends(conversation, true)).await?;
+    let found = patiently(alone, || check_logs(store, conversation)).await?;
+    let found = CheckedLogs { have_more, ..found };
+    patiently(alone, || fill_holes(store, conversation)).await?;
+    let left = patiently(alone, || check_logs(store, conversation)).await?;
     if left.entries.is_refused || left.changes.is_refused {
         bail!(
             "nothing is missing any more, but an owner would refuse the log all the same. Restore a backup"
@@ -185,33 +189,72 @@ async fn fill_and_delete(
         );
     }
     // Crash repair left it out, and may not look at it again.
-    let repaired = alone.conversations.repair_one(conversation).await;
-    repaired
+    patiently(alone, || alone.conversations.repair_one(conversation))
+        .await
         .context("the holes are filled, but inboxes may lack something. Run this command again")?;
     let Some((mut from, to)) = left.undeleted else {
         return Ok(found);
     };
     while from <= to {
-        let (seqs, read) = undeleted(&*alone.store, conversation, from, to).await?;
+        let read = patiently(alone, || undeleted(store, conversation, from, to));
+        let (seqs, read) = read.await?;
         if !seqs.is_empty() {
-            delete(alone, conversation, seqs).await?;
+            delete(alone, conversation, &seqs).await?;
         }
         from = read + 1;
     }
     Ok(found)
 }
 
-async fn delete(alone: &Alone, conversation: ConversationId, seqs: Vec<Seq>) -> anyhow::Result<()> {
-    let deletion = DeleteMessages {
-        seqs,
-        as_moderator: true,
-        at: None,
-    };
-    let asked = alone
-        .conversations
-        .ask(conversation, UserId::gateway(), deletion);
-    asked.await.context(
+async fn delete(alone: &Alone, conversation: ConversationId, seqs: &[Seq]) -> anyhow::Result<()> {
+    let deleted = patiently(alone, || {
+        let deletion = DeleteMessages {
+            seqs: seqs.to_vec(),
+            as_moderator: true,
+            at: None,
+        };
+        let gateway = UserId::gateway();
+        alone.conversations.ask(conversation, gateway, deletion)
+    });
+    deleted.await.context(
         "the holes are filled, but their entries could not be deleted. Run this command again",
     )?;
     Ok(())
+}
+
+/// An error that may not come again.
+trait MayPass: fmt::Display {
+    fn may_pass(&self) -> bool;
+}
+
+impl MayPass for chat::Error {
+    fn may_pass(&self) -> bool {
+        self.is_unavailable() && !self.is_lasting()
+    }
+}
+
+impl MayPass for store::Error {
+    fn may_pass(&self) -> bool {
+        matches!(self, Self::Unavailable { .. })
+    }
+}
+
+/// Tries again what may be repeated: a lease ends when the store is slow for two seconds, and the next one begins soon.
+async fn patiently<T, E, F>(alone: &Alone, ask: impl Fn() -> F) -> Result<T, E>
+where
+    E: MayPass,
+    F: Future<Output = Result<T, E>>,
+{
+    let ends = Instant::now() + PATIENCE;
+    loop {
+        let error = match ask().await {
+            Err(error) if error.may_pass() => error,
+            answer => return answer,
+        };
+        if Instant::now() >= ends || alone.is_taken_over() {
+            return Err(error);
+        }
+        tracing::warn!(%error, "trying again");
+        sleep(RETRY_AFTER).await;
+    }
 }

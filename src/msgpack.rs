@@ -236,23 +236,23 @@ impl<'de> Decoder<'de> {
 
     fn visit_list<V: Visitor<'de>>(&mut self, length: usize, visitor: V) -> Result<V::Value> {
         self.descend()?;
-        let mut parts = Parts {
+        let mut elements = Elements {
             decoder: self,
             left: length,
         };
-        let value = visitor.visit_seq(&mut parts)?;
-        parts.end(length)?;
+        let value = visitor.visit_seq(&mut elements)?;
+        elements.end(length)?;
         Ok(value)
     }
 
     fn visit_map<V: Visitor<'de>>(&mut self, length: usize, visitor: V) -> Result<V::Value> {
         self.descend()?;
-        let mut parts = Parts {
+        let mut elements = Elements {
             decoder: self,
             left: length,
         };
-        let value = visitor.visit_map(&mut parts)?;
-        parts.end(length)?;
+        let value = visitor.visit_map(&mut elements)?;
+        elements.end(length)?;
         Ok(value)
     }
 
@@ -407,12 +407,12 @@ impl<'de> Deserializer<'de> for &mut Decoder<'de> {
 }
 
 /// The elements of a list, or the keys and values of a map.
-struct Parts<'a, 'de> {
+struct Elements<'a, 'de> {
     decoder: &'a mut Decoder<'de>,
     left: usize,
 }
 
-impl Parts<'_, '_> {
+impl Elements<'_, '_> {
     fn next(&mut self) -> bool {
         let more = self.left > 0;
         self.left -= usize::from(more);
@@ -432,7 +432,7 @@ impl Parts<'_, '_> {
     }
 }
 
-impl<'de> SeqAccess<'de> for &mut Parts<'_, 'de> {
+impl<'de> SeqAccess<'de> for &mut Elements<'_, 'de> {
     type Error = Error;
 
     fn next_element_seed<T: DeserializeSeed<'de>>(&mut self, seed: T) -> Result<Option<T::Value>> {
@@ -447,7 +447,7 @@ impl<'de> SeqAccess<'de> for &mut Parts<'_, 'de> {
     }
 }
 
-impl<'de> MapAccess<'de> for &mut Parts<'_, 'de> {
+impl<'de> MapAccess<'de> for &mut Elements<'_, 'de> {
     type Error = Error;
 
     fn next_key_seed<K: DeserializeSeed<'de>>(&mut self, seed: K) -> Result<Option<K::Value>> {

@@ -46,11 +46,13 @@ pub enum Mutation {
     /// A session that requests to see a channel receives events before it is known to be allowed.
     Asking,
     /// A connecting session subscribes to channels from which its user was removed meanwhile.
-    Follow,
+    Removed,
     /// A session panics when it refreshes its token.
     SessionPanic,
     /// The embedded store cannot read stored timestamps.
     Read,
+    /// A message that is published again after its deletion is shown in inboxes and notifications.
+    FaceDeleted,
     /// A change is acknowledged before its effects are stored.
     ChangeEffects,
     /// A takeover does not store the effects of unsettled changes again.
@@ -77,7 +79,7 @@ pub enum Mutation {
     DeletedKept,
     /// A takeover does not publish the changes that it settled.
     ChangePublish,
-    /// A gateway that follows a channel again does not tell its subscribers which rev the channel has.
+    /// A gateway that wants a channel again does not tell its subscribers which rev the channel has.
     Subscribe,
     /// The owner of a conversation panics at an operation.
     Panic,
@@ -85,6 +87,8 @@ pub enum Mutation {
     ConsumerFirst,
     /// A conversation in which a consumer is behind gets no lagging row.
     ConsumerFound,
+    /// A conversation is closed while a consumer is behind, and no lagging row names it.
+    ConsumerClose,
     /// A consumer's offset is raised before its events are accepted.
     ConsumerOffset,
     /// A consumer gets changes before the entries that they change.
@@ -93,6 +97,16 @@ pub enum Mutation {
     PushOffset,
     /// Each gateway counts the uploads that begin there, instead of the home of the user.
     UploadHome,
+    /// A file is found unused although a late row of an earlier owner may bring back a message with it.
+    Fence,
+    /// A message is committed although its references to files may not be stored.
+    ReferencesAppend,
+    /// A takeover does not write the references of the messages that it settles.
+    ReferencesSettle,
+    /// A deposed owner says that a file is unused.
+    EraseLease,
+    /// A gateway may write to a bucket long after it began to look at a file.
+    WriteWindow,
 }
 
 /// A step of a change's way, after which a test lets the owner die.

@@ -92,16 +92,14 @@ impl Node {
             |publish, inbox, lease| {
                 let (me, store) = (members.me(), store.clone());
                 let mut settings = config.conversations();
-                settings.level = members.level();
                 settings.consumers = consumers.port();
                 Conversations::new(me, store, publish, inbox, lease, settings, core.clone())
             },
         );
         cluster.inbox.recall_ranks().await?;
-        let router = cluster.router.clone();
         let parts = open_files(config, &store, &cluster, [&edge, &core, &upkeep])?;
         let control = control(&consumers, &cluster, &store, &upkeep);
-        let gateway = Gateway::new(config, router, hub, tokens, edge.clone(), parts, control);
+        let gateway = Gateway::new(config, &cluster, hub, tokens, edge.clone(), parts, control);
         let gateway = Arc::new(gateway.with_push(push));
         let removed = CancellationToken::new();
         // Before another version of the ring is known, so that each part of the cluster adopts it.
@@ -230,8 +228,8 @@ fn open_files(
     let files = files.map_err(|e| anyhow::anyhow!("{setting}: {e}"))?;
     let (eraser, dropped) = gateway::Eraser::new();
     if let Some(files) = &files {
-        let router = cluster.router.clone();
-        let erasing = gateway::Eraser::run(files.clone(), router, dropped);
+        let place = (files.clone(), cluster.router.clone());
+        let erasing = gateway::Eraser::run(place, dropped);
         upkeep.spawn_until_drained(erasing);
         let checked = files.clone();
         upkeep.spawn_until_drained(async move { checked.check().await });
@@ -300,8 +298,7 @@ fn control(
     upkeep: &Tasks,
 ) -> Option<Arc<Control>> {
     consumers.port()?;
-    let (router, conversations) = (&cluster.router, &cluster.conversations);
-    let states = consumers.start(router, conversations, store, upkeep, rand::random());
+    let states = consumers.start(cluster, store, upkeep, rand::random());
     Some(Arc::new(Control {
         consumers: consumers.clone(),
         states,

@@ -1,5 +1,6 @@
 /** The addresses of uploaded files. Loaded when an application first calls `attachment()`. */
 import { ChatError } from './codes.js';
+import { httpUrl } from './http-url.js';
 import type { AttachmentId, AttachmentUrl, Millis, Replies, Request } from './types.js';
 
 /** The number of ids in one request, which the gateway limits. */
@@ -12,8 +13,8 @@ const EXPIRING_MS = 30_000;
 /** What the addresses need of the client. */
 export interface AddressHost {
   request<R extends Request>(request: R): Promise<Replies[R['type']]>;
-  /** Returns the URL of a path of the gateway. */
-  http(path: string): Promise<string>;
+  /** Returns the URL of the gateway. */
+  readonly url: () => Promise<string> | string;
   /** Returns the time of the gateway. */
   now(): Millis;
 }
@@ -78,6 +79,6 @@ export class Addresses {
 
   /** Returns the URL of a path of the gateway. An address in a bucket is one already. */
   async #absolute(path: string): Promise<string> {
-    return path.startsWith('/') ? this.#host.http(path) : path;
+    return path.startsWith('/') ? httpUrl(this.#host, path) : path;
   }
 }

@@ -11,7 +11,7 @@ import { Feed } from './feed.js';
 import { dmId, uuid } from './ids.js';
 import { Inbox } from './inbox.js';
 import { watchLifecycle } from './lifecycle.js';
-import type { Marks } from './marks.js';
+import type { Marks, Untold } from './marks.js';
 import type { ChatOptions, ClientEvents, Logger, NewConversation, PushOptions, RequestOptions } from './options.js';
 import { Outbox } from './outbox.js';
 import { sendable } from './outbox-entry.js';
@@ -73,16 +73,17 @@ export class ChatClient extends Emitter<ClientEvents> {
   #watches = new Set<readonly UserId[]>();
   #watcher: Watcher | undefined;
   /** What is loaded once it is needed. */
-  #parts: Parts<{ addresses: Addresses; sender: Sender; push: Push }> = {};
+  #parts: Parts<{ addresses: Addresses; sender: Sender; push: Push; marks: Marks }> = {};
   #marks: Marks | undefined;
-  /** What the watermarks were told before their code was loaded. */
-  #untold: ((marks: Marks) => void)[] = [];
+  /** The watermarks that wait for their code: the highest ones, by type and conversation. */
+  #untold: Untold = new Map();
   #storage: OutboxStorage;
   #scope: string;
   /** Whether nobody looks at this device, and what the gateway knows of it. */
   #away = false;
   #awayTold: boolean | undefined = false;
-  #url: () => Promise<string> | string;
+  /** @internal Returns the URL of the gateway. */
+  readonly url: () => Promise<string> | string;
   #warned = false;
   #presence = new Map<UserId, Presence>();
   #lifecycle: Dispose | undefined;
@@ -100,13 +101,13 @@ export class ChatClient extends Emitter<ClientEvents> {
       (message) => this.#accept(message),
     );
     for (const [conversation, [seq, rev]] of Object.entries(options.cursors ?? {})) {
-      this.feed.begin(conversation, seq);
+      this.feed.begin(conversation, seq).late = 0;
       this.changeFeed.begin(conversation, rev);
     }
     this.inbox = new Inbox(this);
-    this.#url = typeof url === 'function' ? urlsOf(url) : () => String(url);
+    this.url = typeof url === 'function' ? urlsOf(url) : () => String(url);
     this.#connection = new Connection({
-      url: this.#url,
+      url: this.url,
       codec: async () => (options.codec === 'msgpack' ? (await import('./msgpack.js')).msgpack : json),
       token: typeof token === 'function' ? token : fixed(token),
       WebSocket: (options.WebSocket ?? globalThis.WebSocket) as typeof WebSocket | undefined,
@@ -131,7 +132,8 @@ export class ChatClient extends Emitter<ClientEvents> {
   }
 
   /** Connects, and stays connected until `disconnect()`. Resolves with the first connection. Rejects when none is
-   * possible: the token is refused for good, the URL is invalid, or `disconnect()` was called. Need not be awaited. */
+   * possible: the token is refused for good, the URL is invalid, or `disconnect()` was called. Need not be awaited.
+   * Call it again when an app comes back to the foreground: it ends a wait, and probes the connection if there is one. */
   connect({ signal }: { signal?: AbortSignal } = {}): Promise<Connected> {
     this.#lifecycle ??= watchLifecycle(
       (isOffline) => this.#connection.awake(isOffline),
@@ -139,6 +141,8 @@ export class ChatClient extends Emitter<ClientEvents> {
     );
     if (this.user) void this.outbox.open(this.user);
     this.#connection.step({ on: 'connect' });
+    // Probes a connection that there is.
+    this.#connection.awake(false);
     const connected = this.#ready(signal).then(() => this.session!);
     // The state shows the same failure, so a caller that does not wait gets no unhandled rejection.
     connected.catch(() => {});
@@ -156,8 +160,8 @@ export class ChatClient extends Emitter<ClientEvents> {
   async logout(): Promise<void> {
     await this.#leavePush();
     this.#disconnect();
-    for (const kept of [this.#connection, this.inbox, this.feed, this.changeFeed, this.#presence]) kept.clear();
-    this.mark((marks) => marks.clear());
+    for (const kept of [this.#connection, this.inbox, this.feed, this.changeFeed, this.#presence, this.#untold]) kept.clear();
+    this.#marks?.clear();
     delete this.#parts.addresses;
     await this.outbox.clear(this.user);
   }
@@ -190,7 +194,7 @@ export class ChatClient extends Emitter<ClientEvents> {
       }
     };
     try {
-      return await within(timeoutMs, (over) => this.#whileOpen(persist(() => once(over), over)), signal);
+      return await within(timeoutMs, (over) => this.whileOpen(persist(() => once(over), over)), signal);
     } catch (error) {
       if ((error as ChatError).code !== 'timeout' || signal?.aborted) throw error;
       throw last ?? new ChatError('timeout', `${request.type}: no answer within ${timeoutMs} ms. ${this.state.error?.message ?? ''}`);
@@ -285,12 +289,6 @@ export class ChatClient extends Emitter<ClientEvents> {
     await this.#begin(conversation, signal);
   }
 
-  /** @internal Returns the URL of a path of the gateway, which a proxy may serve under another one. */
-  async http(path: string): Promise<string> {
-    const socket = new URL(await this.#url(), globalThis.location?.href);
-    return new URL(path.slice(1), new URL('../', socket).href.replace(/^ws/, 'http')).href;
-  }
-
   /** @internal */
   token(isRefused: boolean): Promise<string> {
     return this.#connection.token(isRefused ? 'rejected' : 'initial');
@@ -358,23 +356,24 @@ export class ChatClient extends Emitter<ClientEvents> {
     (async () => storage.set?.(name))().catch(() => {});
   }
 
-  /** @internal Tells the watermarks something, now or when their code is loaded. */
-  mark(tell: (marks: Marks) => void): void {
-    if (this.#marks) tell(this.#marks);
-    else this.#untold.push(tell);
+  /** @internal Queues a watermark, if need be until its code is loaded. */
+  mark(...mark: Parameters<Marks['add']>): void {
+    const key = mark[0] + mark[1];
+    if (this.#marks) this.#marks.add(...mark);
+    else if (mark[2] >= (this.#untold.get(key)?.[2] ?? 0)) this.#untold.set(key, mark);
   }
 
   async #loadMarks(connection: AbortSignal): Promise<void> {
+    const load = () =>
+      loadedOnce(this.#parts, 'marks', async () => new (await import('./marks.js')).Marks(this.#connection, this, this.#untold));
     try {
-      const { Marks } = await import('./marks.js');
-      // Watermarks use half of the user's rate, so that other requests find room.
-      const pause = () => 2_000 / (this.session?.limits.requestsPerSecond ?? Infinity);
-      this.#marks ??= new Marks((mark) => this.#connection.ask(mark), pause);
-      for (const tell of this.#untold.splice(0)) tell(this.#marks);
+      this.#marks = await load().catch((error) => {
+        this.#failed(error);
+        return persist(load, connection);
+      });
       this.#marks.connected(connection);
-    } catch (error) {
+    } catch {
       // The next connection loads the code again.
-      this.#failed(error as Error);
     }
   }
 
@@ -436,32 +435,36 @@ export class ChatClient extends Emitter<ClientEvents> {
 
   /** Resolves when there is a connection; rejects when there will be none. */
   async #ready(signal?: AbortSignal): Promise<void> {
-    const state = await abortable<State>(signal, (resolve) => {
+    const state = await abortable<State>(signal, (resolve) =>
       // `connecting` and `waiting` are the states that end by themselves.
-      const look = () => !/ing$/.test(this.state.at) && resolve(this.state);
-      look();
-      return this.on('state', look);
-    });
+      this.#look(() => !/ing$/.test(this.state.at) && resolve(this.state)),
+    );
     if (state.at !== 'connected') throw this.#ended(state);
   }
 
   /** Returns why there will be no connection, if that is so. */
   #ended({ at, error } = this.state): ChatError | undefined {
-    return at === 'idle' ? new ChatError('closed', 'not connected: call connect()') : at === 'closed' ? error : undefined;
+    return at === 'idle' ? new ChatError('closed', 'call connect()') : at === 'closed' ? error : undefined;
   }
 
-  /** Returns a promise that settles as `work` does, or rejects when there will be no connection any more. */
-  #whileOpen<T>(work: Promise<T>): Promise<T> {
+  /** @internal Returns a promise that settles as `work` does, or rejects when there will be no connection any more. */
+  whileOpen<T>(work: Promise<T>): Promise<T> {
     return abortable(undefined, (resolve, reject) => {
       work.then(resolve, reject);
-      return this.on('state', () => this.#ended() && reject(this.#ended()));
+      return this.#look(() => this.#ended() && reject(this.#ended()));
     });
+  }
+
+  /** Calls `look` now and after each change of the state. */
+  #look(look: () => unknown): Dispose {
+    look();
+    return this.on('state', look);
   }
 
   #connected(hello: Connected): Error | undefined {
     const { user } = hello;
     this.user ??= user;
-    if (this.user !== user) return new UnauthorizedError(`token() gave a token of ${user}, not of ${this.user}`);
+    if (this.user !== user) return new UnauthorizedError(`the token is of ${user}, not of ${this.user}`);
     this.session = hello;
     return undefined;
   }
@@ -548,7 +551,8 @@ export class ChatClient extends Emitter<ClientEvents> {
         this.inbox.remove(event.conversation);
         this.feed.forget(event.conversation);
         this.changeFeed.forget(event.conversation);
-        this.mark((marks) => marks.forget(event.conversation));
+        this.#marks?.forget(event.conversation);
+        for (const type of ['read', 'delivered']) this.#untold.delete(type + event.conversation);
       } else this.inbox.refresh().catch(() => {});
       conversation?.detailsChanged(removed);
     } else if (event.type === 'resync') {
@@ -571,7 +575,7 @@ export class ChatClient extends Emitter<ClientEvents> {
     known?.accept(message);
     if (items.length) known?.change(items);
     const item = this.inbox.get(conversation);
-    if (item && item.kind !== 'channel' && sender !== this.user) this.mark((marks) => marks.add('delivered', conversation, seq, at));
+    if (item && item.kind !== 'channel' && sender !== this.user) this.mark('delivered', conversation, seq, at);
     if (sender === this.user) this.outbox.seen(clientId, { seq, messageId, at, duplicate: false });
     this.emit('message', message);
   }

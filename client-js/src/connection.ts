@@ -241,7 +241,7 @@ export class Connection {
     const { frameBytes } = this.#limits;
     if (length <= frameBytes) return data;
     // The gateway would close the connection because of it.
-    throw new ChatError('too_large', `${request.type}: ${length} bytes, at most ${frameBytes} in a frame`);
+    throw new ChatError('too_large', `${request.type}: ${length} bytes, at most ${frameBytes}`);
   }
 
   #send(data: Encoded): void {
@@ -334,7 +334,7 @@ export class Connection {
     try {
       return new this.#hooks.WebSocket!(url, this.#codec.subprotocol);
     } catch (cause) {
-      const text = `no socket to ${url}: ${(cause as Error).message}: check the URL, or pass the option WebSocket`;
+      const text = `no socket to ${url}: ${(cause as Error).message}: pass the option WebSocket`;
       throw new ChatError('invalid', text, { cause });
     }
   }

@@ -13,8 +13,8 @@ export interface Host {
   readonly outbox: Outbox;
   readonly feed: Feed;
   readonly changeFeed: ChangeFeed;
-  /** Tells the watermarks something. */
-  mark(tell: (marks: Marks) => void): void;
+  /** Queues a watermark. */
+  mark(...mark: Parameters<Marks['add']>): void;
   /** How far the gateway's clock is ahead of this one. */
   readonly ahead: Millis;
   /** Returns the time of the gateway. */

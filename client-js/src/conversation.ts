@@ -72,8 +72,8 @@ const WINDOW = 300;
 const PARTICIPANTS_PAGE = 200;
 /** The largest conversation, in participants, whose watermarks are followed. */
 const FOLLOWED_MAX = 1_000;
-/** The number of messages outside of the list that are kept, for replies that quote them. */
-const QUOTES_MAX = 200;
+/** The number of messages outside of the list that are kept, for replies that quote them: more than a list can show. */
+const QUOTES_MAX = WINDOW + 100;
 /** The least time between two `typing` requests. */
 const TYPING_EVERY_MS = 3_000;
 
@@ -88,7 +88,10 @@ export class Conversation extends List<ConversationEvents> {
   other: UserId | undefined;
   #host: Host;
   #head: Seq;
-  #followed: Map<UserId, Watermarks> | undefined;
+  /** The watermarks of all users that were heard of since the participants began to load. */
+  #marks: Map<UserId, Watermarks> | undefined;
+  /** The participants, once they are loaded. */
+  #followed: Set<UserId> | undefined;
   /** Messages outside of the list that replies quote. Replaced after each change of one. */
   #quotes: ReadonlyMap<Seq, Stored> = new Map();
   /** Messages as they were shown with their pending changes, by key. */
@@ -228,7 +231,8 @@ export class Conversation extends List<ConversationEvents> {
    * @param message The seq, or the key of a message that is not stored yet. */
   edit(message: Seq | string, body: string, attachments?: Attachment[], { from }: EditOptions = {}): Promise<Accepted> {
     const baseRev = this.#contentRev(message, from);
-    return this.#host.outbox.change(this.id, { type: 'edit', ...this.#target(message), body, attachments, baseRev }, from);
+    const text = { body, attachments: attachments?.slice() };
+    return this.#host.outbox.change(this.id, { type: 'edit', ...this.#target(message), ...text, baseRev }, from);
   }
 
   /** Deletes messages for everybody: at most 256 at once. Resolves, rejects and is undone as `edit`. */
@@ -269,7 +273,7 @@ export class Conversation extends List<ConversationEvents> {
     this.timeline.reader = seq < this.head ? seq : undefined;
     if (seq <= (this.item?.readSeq ?? 0)) return;
     this.#host.inbox.read(this.id, seq);
-    this.#host.mark((marks) => marks.add('read', this.id, seq));
+    this.#host.mark('read', this.id, seq);
   }
 
   /** Shows the others that this user is typing. May be called for each key: at most one request in 3 s is sent. */
@@ -367,6 +371,8 @@ export class Conversation extends List<ConversationEvents> {
     this.reaches(seq);
     this.#typists.stopped(sender);
     if (system) this.#follow(message, system);
+    // The sender of a message has read the earlier ones. The gateway sends no receipt for that.
+    else this.receipt({ user: sender, readSeq: seq });
     this.changed();
     this.emit('message', message);
   }
@@ -449,11 +455,10 @@ export class Conversation extends List<ConversationEvents> {
   }
 
   /** @internal */
-  receipt({ user, readSeq = 0, deliveredSeq = 0 }: Receipt): void {
-    const marks = this.#followed?.get(user);
-    if (!marks) return;
-    marks.readSeq = Math.max(marks.readSeq, readSeq);
-    marks.deliveredSeq = Math.max(marks.deliveredSeq, deliveredSeq, readSeq);
+  receipt({ user, readSeq = 0, deliveredSeq = 0 }: Omit<Receipt, 'conversation'>): void {
+    const known = this.#marks?.get(user);
+    const read = Math.max(known?.readSeq ?? 0, readSeq);
+    this.#marks?.set(user, { readSeq: read, deliveredSeq: Math.max(known?.deliveredSeq ?? 0, deliveredSeq, read) });
     this.changed();
   }
 
@@ -524,7 +529,7 @@ export class Conversation extends List<ConversationEvents> {
 
   /** @internal */
   protected released(): void {
-    this.#followed = undefined;
+    this.#marks = this.#followed = undefined;
     this.#quotes = new Map();
     this.#changed.clear();
     this.hold();
@@ -537,10 +542,14 @@ export class Conversation extends List<ConversationEvents> {
     try {
       const { kind, participantCount } = await this.loadDetails();
       if (kind === 'channel' || participantCount > FOLLOWED_MAX) return;
-      const followed = new Map<UserId, Watermarks>();
+      if (epoch === this.epoch) this.#marks ??= new Map();
+      const followed = new Set<UserId>();
       for await (const page of this.participants({ limit: PARTICIPANTS_PAGE }))
-        for (const { user, deliveredSeq = 0, readSeq = 0 } of page) followed.set(user, { deliveredSeq, readSeq });
-      if (kind === 'dm') this.other = [...followed.keys()].find((user) => user !== this.#host.user) ?? this.#host.user;
+        for (const participant of page) {
+          this.receipt(participant);
+          followed.add(participant.user);
+        }
+      if (kind === 'dm') this.other = [...followed].find((user) => user !== this.#host.user) ?? this.#host.user;
       if (epoch !== this.epoch) return this.changed();
       this.#followed = followed;
       this.changed();
@@ -552,7 +561,10 @@ export class Conversation extends List<ConversationEvents> {
   /** Applies a system message to the followed participants. */
   #follow({ seq, sender }: Message, system: SystemChange): void {
     const user = 'user' in system ? system.user : sender;
-    if (system.change === 'added' || system.change === 'joined') this.#followed?.set(user, { deliveredSeq: seq, readSeq: seq });
+    if (system.change === 'added' || system.change === 'joined') {
+      this.#followed?.add(user);
+      this.receipt({ user, readSeq: seq });
+    }
     if (system.change === 'removed' || system.change === 'left') this.#followed?.delete(user);
     if (this.users && this.details) void this.loadDetails().catch(() => {});
   }
@@ -569,9 +581,9 @@ export class Conversation extends List<ConversationEvents> {
 
   /** Sets the states of the user's own messages by the watermarks of all other participants. */
   #showStates(): void {
-    const others = [...(this.#followed ?? [])].filter(([user]) => user !== this.#host.user);
+    const others = [...(this.#followed ?? [])].filter((user) => user !== this.#host.user);
     // Without other participants, or without their watermarks, messages stay `sent`.
-    const least = (name: keyof Watermarks) => (others.length ? Math.min(...others.map(([, marks]) => marks[name])) : 0);
+    const least = (name: keyof Watermarks) => (others.length ? Math.min(...others.map((user) => this.#marks!.get(user)![name])) : 0);
     const [readSeq, deliveredSeq] = [least('readSeq'), least('deliveredSeq')];
     for (const [i, message] of this.timeline.entries.entries()) {
       const { seq } = message;

@@ -10,6 +10,8 @@ const FILL_PAGE = 200;
 /** The longest time after a jump until the client asks for what is missing. Often that is on its way. If it is not, a jump comes to
  * all participants at the same moment, and they must not all ask then. */
 export const FILL_SPREAD_MS = 200;
+/** How long an event may be behind a page that has its message. */
+const LATE_MS = 5_000;
 /** The number of cursors that a gateway accepts. Above it, the conversations that were added last are sent. */
 const CURSORS_MAX = 5_000;
 
@@ -19,8 +21,10 @@ export const asOf = (message: Message, rev: Rev): Message => (rev > (message.rev
 /** The position in one conversation. */
 interface Place {
   seq: Seq;
+  /** Until when the first event may be of a message that was in the page before. Later it is a repetition. */
+  late: number;
   held: Map<Seq, Message>;
-  filling: boolean;
+  asking?: boolean;
 }
 
 /** The order of messages, for all conversations of a client. */
@@ -40,7 +44,7 @@ export class Feed {
   /** Sets the cursor of a conversation, if it has none: messages up to `seq` are not missing. */
   begin(conversation: ConversationId, seq: Seq): Place {
     let place = this.#places.get(conversation);
-    if (!place) this.#places.set(conversation, (place = { seq, held: new Map(), filling: false }));
+    if (!place) this.#places.set(conversation, (place = { seq, late: performance.now() + LATE_MS, held: new Map() }));
     return place;
   }
 
@@ -53,6 +57,8 @@ export class Feed {
   receive(message: Message): void {
     const { conversation, seq } = message;
     const place = this.begin(conversation, seq - 1);
+    if (seq <= place.seq && performance.now() < place.late) place.seq = seq - 1;
+    place.late = 0;
     if (seq === place.seq + 1 || place.held.size < HELD_MAX) place.held.set(seq, message);
     this.#release(place);
     if (place.held.size) void this.#fill(conversation, place);
@@ -90,8 +96,8 @@ export class Feed {
 
   /** Waits a moment for the missing messages. Then it reads the history until no message waits for an earlier one. */
   async #fill(conversation: ConversationId, place: Place): Promise<void> {
-    if (place.filling) return;
-    place.filling = true;
+    if (place.asking) return;
+    place.asking = true;
     await delay(Math.random() * FILL_SPREAD_MS);
     while (place.held.size && this.#places.get(conversation) === place) {
       try {
@@ -107,6 +113,6 @@ export class Feed {
         place.held.clear();
       }
     }
-    place.filling = false;
+    place.asking = false;
   }
 }

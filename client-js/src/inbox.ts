@@ -2,6 +2,7 @@
 import { backoff } from './backoff.js';
 import type { ChangeFeed } from './change-feed.js';
 import type { ChatError } from './codes.js';
+import type { State } from './connection.js';
 import { cut } from './cut.js';
 import { Emitter } from './emitter.js';
 import type { Feed } from './feed.js';
@@ -46,9 +47,12 @@ const rank = ({ conversation, lastMessage }: InboxItem) =>
 export interface InboxHost {
   readonly feed: Feed;
   readonly changeFeed: ChangeFeed;
-  /** Tells the watermarks something. */
-  mark(tell: (marks: Marks) => void): void;
+  /** Queues a watermark. */
+  mark(...mark: Parameters<Marks['add']>): void;
   request<R extends Request>(request: R, options?: { signal?: AbortSignal | undefined }): Promise<Replies[R['type']]>;
+  readonly state: State;
+  /** Settles as `work` does, or rejects when there will be no connection any more. */
+  whileOpen<T>(work: Promise<T>): Promise<T>;
   /** Returns how many messages of people are in (from, to], without deleted ones; undefined if they are not loaded. */
   countMessages(conversation: ConversationId, from: Seq, to: Seq): number | undefined;
   /** Says that the inbox item of a conversation changed. */
@@ -95,9 +99,9 @@ export class Inbox extends Emitter<{ change: readonly InboxItem[] }> {
     return (this.#sorted ??= [...this.#items.values()].sort((a, b) => (rank(a) < rank(b) ? 1 : -1)));
   }
 
-  /** Resolves when the first page is loaded. */
+  /** Resolves when the first page is loaded; rejects if the client is closed, or not connecting. */
   async whenLoaded(): Promise<this> {
-    while (!this.loaded) await new Promise((resolve) => this.once('change', resolve));
+    while (!this.loaded) await this.#host.whileOpen(new Promise<unknown>((resolve) => this.once('change', resolve)));
     return this;
   }
 
@@ -166,7 +170,8 @@ export class Inbox extends Emitter<{ change: readonly InboxItem[] }> {
     if (error.code === 'closed') return;
     this.error = error;
     this.#changed();
-    this.#retry = setTimeout(() => this.#refresh().catch(() => {}), backoff(this.#failures++));
+    // The next connection, if there is one, loads the inbox again.
+    if (this.#host.state.at === 'connected') this.#retry = setTimeout(() => this.#refresh().catch(() => {}), backoff(this.#failures++));
   }
 
   /** Loads a page. Returns where the next one begins. */
@@ -179,7 +184,7 @@ export class Inbox extends Emitter<{ change: readonly InboxItem[] }> {
       this.#host.feed.begin(conversation, lastSeq);
       if (this.#hasState(conversation)) this.#host.changeFeed.begin(conversation, item.rev);
       else this.#host.changeFeed.page(conversation, item.rev, 'inbox');
-      if (unread && kind !== 'channel') this.#host.mark((marks) => marks.add('delivered', conversation, lastSeq, lastMessage?.at));
+      if (unread && kind !== 'channel') this.#host.mark('delivered', conversation, lastSeq, lastMessage?.at);
       this.#set(item);
     }
     return next;

@@ -2,28 +2,34 @@
  * coalesced, and each is retried until the gateway accepts it or refuses it for good. Loaded with the first connection. */
 import { delay, retryDelay, unless } from './backoff.js';
 import type { ChatError } from './codes.js';
-import type { ConversationId, Millis, Seq } from './types.js';
+import type { Connected, ConversationId, Millis, Seq } from './types.js';
 
 /** The time for which the watermarks of one conversation are coalesced. */
 const GATHER_MS = 200;
+
+/** Watermarks that wait for this code: the highest ones, by type and conversation. */
+export type Untold = Map<string, Parameters<Marks['add']>>;
 
 type Mark = { type: 'read' | 'delivered'; conversation: ConversationId; seq: Seq };
 
 /** The watermarks of one user. */
 export class Marks {
-  #ask: (mark: Mark) => Promise<unknown>;
-  #pause: () => number;
+  #gateway: { ask(mark: Mark): Promise<unknown> };
+  #client: { readonly session: Connected | undefined };
+  #untold: Untold;
   /** Watermarks to send, by type and conversation, in the order in which they are due. */
   #wanted = new Map<string, Mark & { due: number; at: Millis; refusals: number }>();
   /** Watermarks that the gateway has, by type and conversation. */
   #told = new Map<string, Seq>();
+  /** When the watermarks of one page are added. They are due together, so that the newest goes first. */
+  #added: number | undefined;
   #connection: AbortSignal | undefined;
   #telling = false;
 
-  /** @param pause Returns the milliseconds between two watermarks, so that other requests find room below the rate limit. */
-  constructor(ask: (mark: Mark) => Promise<unknown>, pause: () => number) {
-    this.#ask = ask;
-    this.#pause = pause;
+  constructor(gateway: { ask(mark: Mark): Promise<unknown> }, client: { readonly session: Connected | undefined }, untold: Untold) {
+    this.#gateway = gateway;
+    this.#client = client;
+    this.#untold = untold;
   }
 
   /** Queues a watermark.
@@ -32,13 +38,21 @@ export class Marks {
     if (this.#isTold(type, conversation, seq)) return;
     const wanted = this.#wanted.get(type + conversation);
     if (wanted) Object.assign(wanted, { seq: Math.max(wanted.seq, seq), at: Math.max(wanted.at, at) });
-    else this.#wanted.set(type + conversation, { type, conversation, seq, at, refusals: 0, due: performance.now() + GATHER_MS });
+    else {
+      if (this.#added === undefined) queueMicrotask(() => (this.#added = undefined));
+      this.#added ??= performance.now();
+      this.#wanted.set(type + conversation, { type, conversation, seq, at, refusals: 0, due: this.#added + GATHER_MS });
+    }
     void this.#tell();
   }
 
   /** Sends on a new connection.
    * @param connection Aborted when the connection ends. */
   connected(connection: AbortSignal): void {
+    for (const mark of this.#untold.values()) this.add(...mark);
+    this.#untold.clear();
+    // The code may have been loaded too late, when there is another connection already.
+    if (connection.aborted) return;
     this.#connection = connection;
     void this.#tell();
   }
@@ -76,7 +90,7 @@ export class Marks {
         }
         const { type, conversation, seq } = mark;
         try {
-          if (!this.#isTold(type, conversation, seq)) await unless(connection, this.#ask({ type, conversation, seq }));
+          if (!this.#isTold(type, conversation, seq)) await unless(connection, this.#gateway.ask({ type, conversation, seq }));
         } catch (thrown) {
           const error = thrown as ChatError;
           if (connection.aborted) break;
@@ -88,7 +102,8 @@ export class Marks {
           this.#wanted.delete(type + conversation);
           if (mark.seq > seq) this.add(type, conversation, mark.seq, mark.at);
         }
-        await delay(this.#pause(), connection);
+        // Watermarks use half of the user's rate, so that other requests find room.
+        await delay(2_000 / (this.#client.session?.limits.requestsPerSecond ?? Infinity), connection);
       }
     } catch {
       // The next connection continues.

@@ -96,7 +96,7 @@ export class OutboxFiles {
     try {
       const kept = await within(KEEP_TIMEOUT_MS, async () => this.#of.storage.files?.(clientId) ?? []);
       if (this.#of.entry(clientId) !== entry) return;
-      if (kept.length < uploads.length) throw new ChatError('not_found', 'the browser lost its files: discard it, and attach them again');
+      if (kept.length < uploads.length) throw new ChatError('not_found', 'the browser lost its files');
       // The files need the conversation, too.
       if (entry.dm) this.#of.dms.set(conversation, entry.dm);
       const files: (Attachment | Upload)[] = [...attachments];

@@ -10,7 +10,8 @@ export const NOTE_MS = 1_000;
 /** Returns an entry of the storage with what this tab knows of it.
  * @param isTried Whether another tab may have sent it. */
 export function merged(known: Local | undefined, entry: OutboxEntry, isTried: boolean): Local {
-  if (!known || !known.failed !== !entry.failed) return { ...known, ...entry, failed: entry.failed, files: undefined, tried: true };
+  if (!known || (!known.unsaved && !known.failed !== !entry.failed))
+    return { ...known, ...entry, failed: entry.failed, files: undefined, tried: true };
   if (!known.unsaved) {
     // Another tab uploads its files.
     if (known.uploads && !known.files) Object.assign(known, { attachments: entry.attachments, uploads: entry.uploads, kept: entry.kept });
@@ -24,7 +25,7 @@ export function merged(known: Local | undefined, entry: OutboxEntry, isTried: bo
 /** Gives an entry of an earlier version a gateway. It may be meant for another one, so the user decides whether to send it. */
 export function adopt(entry: OutboxEntry, gateway: string): void {
   entry.gateway = gateway;
-  entry.failed ??= { code: 'expired', message: 'written for an unknown gateway: retry or discard it' };
+  entry.failed ??= { code: 'expired', message: 'written for an unknown gateway' };
 }
 
 /** Whether an entry can be sent: it waits neither for files, nor for the note of another tab, nor for the seq of its message. */

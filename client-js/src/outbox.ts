@@ -73,7 +73,7 @@ export class Outbox {
   /** Queues a message. Resolves with its acknowledgement. */
   add(draft: Draft, files?: (Attachment | Upload)[]): Promise<Sent> {
     const isUploading = files?.some((file) => file instanceof Upload && file.state !== 'ready');
-    return this.#add({ ...draft, attachments: files?.map(shown), ...(isUploading && { files }) }) as Promise<Sent>;
+    return this.#add({ ...draft, attachments: files?.map(shown), ...(isUploading && { files: files!.slice() }) }) as Promise<Sent>;
   }
 
   /** Queues a change of a message. Resolves with its acknowledgement.
@@ -95,7 +95,7 @@ export class Outbox {
 
   #add(draft: Pick<Local, 'change' | 'over' | 'files'> & Draft): Promise<Sent | Accepted> {
     const sent = new Promise<Sent | Accepted>((resolve, reject) => {
-      if (this.#entries.size >= OUTBOX_MAX) reject(new ChatError('too_large', `The outbox is full (${OUTBOX_MAX})`));
+      if (this.#entries.size >= OUTBOX_MAX) reject(new ChatError('too_large', 'the outbox is full'));
       else {
         const clientId = uuid();
         this.#waiting.set(clientId, { resolve, reject });
@@ -222,9 +222,9 @@ export class Outbox {
 
   /** Deletes everything that is stored for this user and this gateway. Other tabs drop their entries. */
   async clear(user: UserId | undefined): Promise<void> {
-    if (!user) return this.close();
     // What is being stored must not come back.
     this.#drop();
+    if (!user) return this.close();
     this.#meet(user);
     this.#tabs.tell({ cleared: true });
     try {
@@ -239,11 +239,11 @@ export class Outbox {
     }
   }
 
-  /** Ends sending and the exchange with other tabs. Stored entries stay. */
+  /** Ends sending and the exchange with other tabs. Entries stay in the storage, and those that it does not have stay here. */
   close(): void {
     this.#tabs.close();
     this.#user = this.#connection = undefined;
-    this.#drop();
+    this.#drop(undefined, true);
   }
 
   /** Rejects all waiting `send` calls. */
@@ -252,14 +252,14 @@ export class Outbox {
     this.#waiting.clear();
   }
 
-  #drop(why = 'disconnect() was called'): void {
+  #drop(why = 'disconnect() was called', isKept = false): void {
     this.reject(new ChatError('closed', why));
     this.#retry = void clearTimeout(this.#retry);
     for (const entry of this.#entries.values()) this.#stopWaiting(entry);
-    this.#entries.clear();
+    for (const [id, { unsaved }] of this.#entries) if (!isKept || !unsaved) this.#entries.delete(id);
     this.#seqs.clear();
     this.#revs.clear();
-    this.dms.clear();
+    if (!isKept) this.dms.clear();
   }
 
   /** Begins the exchange with other tabs of this user. */
@@ -349,7 +349,6 @@ export class Outbox {
         const local = merged(known, entry, this.#storage.shared && this.#turn !== this.#connection);
         if (entry.dm) this.dms.set(entry.conversation, entry.dm);
         now.push(local);
-        // The gateway refused it in another tab.
         if (entry.failed) this.#settle(entry.clientId)?.reject(new ChatError(entry.failed.code as ErrorCode, entry.failed.message));
       }
       // No tab said yet why these are gone. Its note may still be on the way.
@@ -404,6 +403,7 @@ export class Outbox {
   /** Writes an entry to the storage. Does not wait for earlier writes, because the tab may be closed at any moment. */
   async #store(entry: Local, remove = false): Promise<void> {
     this.#host.changed(entry.conversation);
+    if (!this.#user) entry.unsaved = true;
     if (!this.#user || (entry.files && !entry.uploads && !remove)) return;
     const plain = plainOf(entry);
     entry.unsaved = !remove;
@@ -540,7 +540,7 @@ export class Outbox {
       let error = thrown as ChatError;
       const isFault = error.closeCode === BAD_FRAME;
       if (isFault && entry.suspect) {
-        error = new ChatError('bad_request', 'it closed the connection twice: retry or discard it');
+        error = new ChatError('bad_request', 'it closed the connection twice');
       } else if (error.temporary) {
         entry.suspect ||= isFault;
         return error;
@@ -558,8 +558,7 @@ export class Outbox {
 
   async #sendMessage(entry: Local, retry: boolean | undefined): Promise<void> {
     const { clientId, conversation, body, attachments, replyTo } = entry;
-    if (retry && Date.now() - entry.at > RETRY_MAX_MS)
-      throw new ChatError('expired', 'it may have been stored: check, then retry or discard it');
+    if (retry && Date.now() - entry.at > RETRY_MAX_MS) throw new ChatError('expired', 'it may have been stored');
     if (entry.dm) {
       await this.#host.ask({ type: 'create', kind: 'dm', participants: [entry.dm] });
       this.dms.delete(conversation);

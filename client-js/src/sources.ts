@@ -7,7 +7,8 @@ import { memoryStorage, type OutboxStorage } from './storage.js';
 /** Returns the origin with `ws:` for `http:`, which is the same gateway. */
 export function originOf(url: string): string {
   try {
-    return new URL(url, globalThis.location?.href).origin.replace(/^http/, 'ws');
+    // React Native knows no origin of a `ws:` URL.
+    return new URL(url, globalThis.location?.href).origin.replace(/^http/, 'ws') || url;
   } catch {
     // `connect()` reports an invalid URL.
     return url;
@@ -40,7 +41,7 @@ export async function loadedOnce<P, K extends keyof P>(parts: Parts<P>, name: K,
 /** Returns a source for a token that cannot be renewed. */
 export function fixed(token: string): TokenSource {
   return ({ reason }) => {
-    if (reason !== 'initial') throw new UnauthorizedError('the token expired or was refused: pass a function');
+    if (reason !== 'initial') throw new UnauthorizedError('the token expired or was refused');
     return token;
   };
 }

@@ -31,11 +31,12 @@ export class Tabs {
     }
   }
 
-  /** Calls `work` when no other tab holds the lock of this name. Where there are no locks, calls it at once.
+  /** Calls `work` when no other tab holds the lock of this name. Outside of browsers, where there are no
+   * locks, calls it at once.
    * @param signal Ends the wait for the lock. By default `close()` ends it. */
   async locked(name: string, work: () => Promise<unknown>, signal = this.#over.signal): Promise<void> {
     try {
-      await (this.#channel ? navigator.locks.request(this.#channel.name + name, { signal }, work) : work());
+      await (this.#channel && globalThis.navigator ? navigator.locks.request(this.#channel.name + name, { signal }, work) : work());
     } catch (error) {
       if (signal.aborted) return;
       this.#alone(error);

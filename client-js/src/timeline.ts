@@ -20,7 +20,7 @@ export class Timeline<Entry extends { readonly seq: Seq }> {
   }
 
   get last(): Seq | undefined {
-    return this.entries[this.entries.length - 1]?.seq;
+    return this.entries.at(-1)?.seq;
   }
 
   /** Replaces all entries by a page. */

@@ -2,6 +2,7 @@
 import { abortable, backoff, delay, retryDelay, unless, within } from './backoff.js';
 import { ChatError, type ErrorCode, lost } from './codes.js';
 import type { Dispose } from './emitter.js';
+import { httpUrl } from './http-url.js';
 import type { AttachmentId, ConversationId, Inspected, Millis } from './types.js';
 import type { Sender, Upload } from './upload.js';
 
@@ -30,8 +31,8 @@ export interface TransferHost {
   on(name: 'state', handler: () => void): Dispose;
   /** Calls `handler` when the gateway has looked at a file. */
   on(name: 'attachment', handler: (event: Inspected) => void): Dispose;
-  /** Returns the URL of a path of the gateway. */
-  http(path: string): Promise<string>;
+  /** Returns the URL of the gateway. */
+  readonly url: () => Promise<string> | string;
   /** Returns a token, a new one if the gateway refused the last. */
   token(isRefused: boolean): Promise<string>;
   /** Returns the time of the gateway. */
@@ -266,7 +267,7 @@ export class Transfers implements Sender {
     signal?: AbortSignal,
     body: Blob | string | null = null,
   ): Promise<Response> {
-    const url = await this.#host.http(path);
+    const url = await httpUrl(this.#host, path);
     const once = async (isRefused: boolean) => {
       const authorization = `Bearer ${await this.#host.token(isRefused)}`;
       return fetch(url, { method, headers: { ...headers, authorization }, body, ...(signal && { signal }) });

@@ -217,6 +217,17 @@ describe('states of messages', () => {
     expect(bob.inbox.get(hers.id)!.unread).toBe(0);
   });
 
+  test('by who answers without reading', async () => {
+    const [a, b] = [user('alice'), user('bob')];
+    const [alice, bob] = await Promise.all([a, b].map((name) => gateway.connect(name)));
+    const hers = await alice!.dm(b);
+    hers.open();
+    const { seq } = await hers.send('Hello?');
+    await until(() => hers.messages.at(-1)?.state === 'delivered');
+    await (await bob!.dm(a)).send('Hello!');
+    await until(() => hers.messages.find((message) => message.seq === seq)?.state === 'read');
+  });
+
   test('in a group by everyone, with members who join and leave', async () => {
     const names = [user('alice'), user('bob'), user('carol')] as const;
     const [alice, bob, carol] = await Promise.all(names.map((name) => gateway.connect(name)));

@@ -1,6 +1,7 @@
 /** Uploaded files, against a real gateway. */
 import { createHash } from 'node:crypto';
 import { afterAll, afterEach, beforeAll, expect, test, vi } from 'vitest';
+import { httpUrl } from '../src/http-url.js';
 import type { ChatClient, Conversation, Message, Upload } from '../src/index.js';
 import { BadNetwork } from './support/bad-network.js';
 import { disconnectAll, Gateway, until, user } from './support/gateway.js';
@@ -126,9 +127,14 @@ test.each([
   ['wss://chat.example.org/v1/ws', 'https://chat.example.org/v1/files/x'],
   ['ws://localhost:8080/v1/ws?a=b', 'http://localhost:8080/v1/files/x'],
   ['https://example.org/chat/v1/ws', 'https://example.org/chat/v1/files/x'],
+  ['wss://example.org/a~/b/v1/ws?to=/c/d#/e', 'https://example.org/a~/b/v1/files/x'],
+  ['ws://[::1]:8080', 'http://[::1]:8080/v1/files/x'],
+  ['ws://host', 'http://host/v1/files/x'],
+  ['ws://host/', 'http://host/v1/files/x'],
+  ['wss://host?x=/a', 'https://host/v1/files/x'],
+  ['WS://host/a/v1/ws#/b', 'http://host/a/v1/files/x'],
 ])('the files of %s are at %s', async (socket, wanted) => {
-  const client = gateway.client('alice', {}, socket);
-  expect(await client.http('/v1/files/x')).toBe(wanted);
+  expect(await httpUrl({ url: () => socket }, '/v1/files/x')).toBe(wanted);
 });
 
 test('with MessagePack, ids are the same', async () => {

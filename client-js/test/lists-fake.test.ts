@@ -1,8 +1,8 @@
 /** The work that lists, the inbox and watermarks cause, counted with a fake gateway. */
 import { setFlagsFromString } from 'node:v8';
 import { runInNewContext } from 'node:vm';
-import { afterEach, expect, test } from 'vitest';
-import { ChatClient } from '../src/index.js';
+import { afterEach, expect, test, vi } from 'vitest';
+import { ChatClient, UnauthorizedError } from '../src/index.js';
 import { Timeline } from '../src/timeline.js';
 import { FakeServer } from './support/fake-server.js';
 import { disconnectAll, until } from './support/gateway.js';
@@ -89,6 +89,37 @@ test('a failed first load of the inbox is shown and retried', async () => {
   expect(client.inbox.error).toMatchObject({ code: 'internal' });
   await until(() => client.inbox.loaded && !client.inbox.error);
   expect(client.inbox.items).toHaveLength(1);
+});
+
+test.each([
+  ['disconnected', 'closed', (client: ChatClient) => client.disconnect()],
+  ['refused', 'unauthorized', (_: ChatClient, server: FakeServer) => server.socket.end(4501)],
+])('a client that is %s does not wait for the inbox, and does not ask for it again', async (_, code, end) => {
+  const server = new FakeServer();
+  server.answers.inbox = () => undefined;
+  const token = ({ reason }: { reason: string }) => (reason === 'initial' ? 't' : Promise.reject(new UnauthorizedError()));
+  const client = await connect(server, { token });
+  const early = client.inbox.whenLoaded();
+  const shown: unknown[] = [];
+  client.inbox.on('change', () => shown.push(client.inbox.error?.code));
+  vi.spyOn(Math, 'random').mockReturnValue(0);
+  try {
+    end(client, server);
+    await expect(early).rejects.toMatchObject({ code });
+    await expect(client.inbox.whenLoaded()).rejects.toMatchObject({ code });
+    const list = client.conversation('c');
+    list.open();
+    await expect(list.whenLoaded()).rejects.toMatchObject({ code });
+    await settled();
+    // Each attempt would show its error.
+    expect(shown.length).toBeLessThanOrEqual(1);
+  } finally {
+    vi.restoreAllMocks();
+  }
+  // It can connect again.
+  server.answers.inbox = () => ({ type: 'inbox', items: [item('c', 1)] });
+  await client.connect();
+  expect((await client.inbox.whenLoaded()).items).toHaveLength(1);
 });
 
 test('a new name of a conversation is taken from a page of the inbox that a message overtook', async () => {
@@ -187,6 +218,34 @@ test('10,000 messages cause few changes of a list, and little work each', async 
     timeline.append([entry]);
   }
   expect(looks).toBeLessThan(10 * 10_000);
+});
+
+test('a receipt that comes while the participants are loaded counts, whatever page names its user', async () => {
+  const server = new FakeServer();
+  server.answers.history = () => ({ type: 'history', messages: [message('c', 1, 'alice')], rev: 0, head: 1 });
+  const client = await connect(server);
+  const list = client.conversation('c');
+  const receipt = (user: string, seqs: object) => server.socket.say({ type: 'receipt', conversation: 'c', user, ...seqs });
+  // Both pages were read before the receipts, and come after them. The second time the participants are known.
+  server.answers.participants = ({ after }) => {
+    if (after) receipt('bob', { delivered_seq: 1, read_seq: 1 });
+    else receipt('carol', { delivered_seq: 1 });
+    const items = [{ user: after ? 'carol' : 'bob', role: 'member', delivered_seq: 0, read_seq: 0 }];
+    return { type: 'participants', items, ...(!after && { next: 'bob' }) };
+  };
+  list.open();
+  await list.whenLoaded();
+  await until(() => server.received('participants').length === 2);
+  await settled();
+  expect(list.messages[0]).toMatchObject({ seq: 1, state: 'delivered' });
+  server.answers.participants = () => {
+    receipt('carol', { read_seq: 1 });
+    return { type: 'participants', items: ['bob', 'carol'].map((user) => ({ user, role: 'member', delivered_seq: 1, read_seq: 0 })) };
+  };
+  server.socket.say({ type: 'conversation', conversation: 'c', change: 'added' });
+  await until(() => server.received('participants').length === 3);
+  await settled();
+  expect(list.messages[0]).toMatchObject({ seq: 1, state: 'read' });
 });
 
 test('the window is an option, and a reader of its older half keeps their messages', async () => {
@@ -329,4 +388,51 @@ test('conversations without a holder are collected', async () => {
   gc();
   expect(ref.deref(), 'somebody listens').toBeDefined();
   heard();
+});
+
+test('messages that a page has before their events come are told once, in order', async () => {
+  const server = new FakeServer();
+  server.answers.inbox = () => ({ type: 'inbox', items: [item('new', 3)] });
+  log(server, 'opened', () => 2);
+  const chat = await connect(server, { cursors: { known: [2, 0] } });
+  const heard: string[] = [];
+  chat.on('message', ({ conversation, seq }) => heard.push(`${conversation} ${seq}`));
+  await chat.inbox.whenLoaded();
+  const opened = chat.conversation('opened');
+  opened.open();
+  await opened.whenLoaded();
+  // An owner that takes over says again what was not settled.
+  for (const seq of [2, 3, 2, 3, 4, 3]) server.socket.say(message('new', seq));
+  for (const seq of [2, 1, 2]) server.socket.say(message('opened', seq));
+  for (const seq of [1, 2, 3]) server.socket.say(message('known', seq));
+  expect(heard).toEqual(['new 2', 'new 3', 'new 4', 'opened 2', 'known 3']);
+  expect(chat.cursors()).toMatchObject({ new: [4, 0], opened: [2, 0], known: [3, 0] });
+  expect(chat.inbox.get('new')).toMatchObject({ lastSeq: 4, unread: 4 });
+  expect(opened.messages.map(({ seq }) => seq)).toEqual([1, 2]);
+});
+
+test('a message of a page that is said again later is not told', async () => {
+  const server = new FakeServer();
+  server.answers.inbox = () => ({ type: 'inbox', items: [item('old', 3)] });
+  const chat = await connect(server);
+  const heard: number[] = [];
+  chat.on('message', ({ seq }) => heard.push(seq));
+  await chat.inbox.whenLoaded();
+  vi.spyOn(performance, 'now').mockReturnValue(performance.now() + 6_000);
+  // As by a gateway that repairs what a dead one left.
+  for (const seq of [3, 4]) server.socket.say(message('old', seq));
+  expect(heard).toEqual([4]);
+});
+
+test('a message that is missing between late ones is loaded', async () => {
+  const server = new FakeServer();
+  server.answers.inbox = () => ({ type: 'inbox', items: [item('new', 4)] });
+  log(server, 'new', () => 4);
+  const chat = await connect(server);
+  const heard: number[] = [];
+  chat.on('message', ({ seq }) => heard.push(seq));
+  await chat.inbox.whenLoaded();
+  for (const seq of [2, 4]) server.socket.say(message('new', seq));
+  await until(() => heard.length === 3);
+  expect(heard).toEqual([2, 3, 4]);
 });

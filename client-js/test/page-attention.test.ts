@@ -1,5 +1,5 @@
 /** What the chat page does while nobody looks, and for those who do not see it: a real Chromium against a real gateway. */
-import type { BrowserContext, Page } from 'playwright-core';
+import type { BrowserContext, Locator, Page, WebSocketRoute } from 'playwright-core';
 import { expect, test } from 'vitest';
 import { until, user } from './support/gateway.js';
 import { openDm, setUp, texts } from './support/people.js';
@@ -7,8 +7,8 @@ import { openDm, setUp, texts } from './support/people.js';
 const { gateway, people } = setUp();
 
 /** Lets a test take the focus from the window, or hide it. */
-async function watched(): Promise<BrowserContext> {
-  const context = await people.person({ viewport: { width: 1100, height: 600 } });
+async function watched(width = 1100): Promise<BrowserContext> {
+  const context = await people.person({ viewport: { width, height: 600 } });
   await context.addInitScript(() => {
     const state = { focused: true, hidden: false };
     document.hasFocus = () => state.focused;
@@ -24,6 +24,30 @@ const turn = (page: Page, change: { focused?: boolean; hidden?: boolean }) =>
     if ('hidden' in change) document.dispatchEvent(new Event('visibilitychange'));
     else dispatchEvent(new Event(change.focused ? 'focus' : 'blur'));
   }, change);
+
+/** Signs in where a direct chat with twenty old messages is read to its end. */
+async function readToEnd(context: BrowserContext) {
+  const [a, b] = [user('alice'), user('bob')];
+  const dm = await (await gateway.connect(b)).dm(a);
+  for (let i = 1; i <= 20; i++) await dm.send(`old ${i}`);
+  const page = await people.signIn(context, a);
+  await openDm(page, b);
+  await page.getByRole('button', { name: /^To the end/ }).click();
+  await until(async () => (await page.title()) === 'Chat');
+  const sendNew = async () => {
+    for (let i = 1; i <= 30; i++) await dm.send(`new ${i}`);
+  };
+  return { a, dm, page, sendNew };
+}
+/** Returns the line, which is above the first of the new messages. */
+async function lineOf(page: Page): Promise<Locator> {
+  const line = page.getByText('New messages');
+  await line.waitFor();
+  expect(await line.evaluate((element) => element.nextElementSibling!.querySelector('.body')!.textContent)).toBe('new 1');
+  return line;
+}
+/** Waits until some of the thirty new messages are read, those in sight, and the others are not. */
+const someAreRead = (page: Page) => until(async () => /^\(\d\d\) Chat$/.test(await page.title()) && (await page.title()) !== '(30) Chat');
 
 test('a window in sight without the focus reads nothing', async () => {
   const [a, b] = [user('alice'), user('bob')];
@@ -42,19 +66,11 @@ test('a window in sight without the focus reads nothing', async () => {
 });
 
 test('messages that come in a hidden tab are below a line, where reading goes on', async () => {
-  const [a, b] = [user('alice'), user('bob')];
-  const dm = await (await gateway.connect(b)).dm(a);
-  for (let i = 1; i <= 20; i++) await dm.send(`old ${i}`);
-  const page = await people.signIn(await watched(), a);
-  await openDm(page, b);
-  await page.getByRole('button', { name: /^To the end/ }).click();
-  await until(async () => (await page.title()) === 'Chat');
+  const { page, sendNew } = await readToEnd(await watched());
   await turn(page, { hidden: true });
-  for (let i = 1; i <= 30; i++) await dm.send(`new ${i}`);
+  await sendNew();
   await until(async () => (await texts(page)).includes('new 30'));
-  const line = page.getByText('New messages');
-  await line.waitFor();
-  expect(await line.evaluate((element) => element.nextElementSibling!.querySelector('.body')!.textContent)).toBe('new 1');
+  const line = await lineOf(page);
   const isInSight = () =>
     line.evaluate((element) => {
       const { top } = element.getBoundingClientRect();
@@ -62,9 +78,72 @@ test('messages that come in a hidden tab are below a line, where reading goes on
     });
   await until(isInSight, 'the line in sight');
   await turn(page, { hidden: false });
-  // What is in sight is read, the rest is not.
-  await until(async () => /^\(\d\d\) Chat$/.test(await page.title()) && (await page.title()) !== '(30) Chat');
+  await someAreRead(page);
   expect(await isInSight()).toBe(true);
+});
+
+test('an address opens its conversation at the first unread message', async () => {
+  const { a, dm, page, sendNew } = await readToEnd(await watched());
+  // The mark has arrived, too.
+  const other = await gateway.connect(a);
+  await until(() => other.inbox.get(dm.id)?.unread === 0);
+  const address = page.url();
+  await page.goto('about:blank');
+  await sendNew();
+  await page.goto(address);
+  await lineOf(page);
+  await someAreRead(page);
+});
+
+test('what was missed without a connection is below a line', async () => {
+  const context = await watched();
+  let isAway = false;
+  const sockets: WebSocketRoute[] = [];
+  await context.routeWebSocket(/\/v1\/ws/, (socket) => {
+    if (isAway) return void socket.close();
+    socket.connectToServer();
+    sockets.push(socket);
+  });
+  const { page, sendNew } = await readToEnd(context);
+  isAway = true;
+  for (const socket of sockets) await socket.close();
+  await page.getByText(/^No connection/).waitFor();
+  await sendNew();
+  isAway = false;
+  await lineOf(page);
+  await someAreRead(page);
+});
+
+test('messages behind the details of a narrow window are not read', async () => {
+  const [a, b] = [user('alice'), user('bob')];
+  const dm = await (await gateway.connect(b)).dm(a);
+  await dm.send('first');
+  const page = await people.signIn(await watched(400), a);
+  await openDm(page, b);
+  await until(async () => (await page.title()) === 'Chat');
+  await page.getByRole('button', { name: 'Details' }).click();
+  await page.getByLabel('Details').getByRole('button', { name: 'Close' }).waitFor();
+  await dm.send('second');
+  await until(async () => (await page.title()) === '(1) Chat');
+  await page.getByLabel('Details').getByRole('button', { name: 'Close' }).click();
+  await until(async () => (await page.title()) === 'Chat');
+  await page.getByText('New messages').waitFor();
+});
+
+test('text that is selected beyond the edge of a dialog does not close it', async () => {
+  const page = await people.signIn(await watched(), user('alice'));
+  await page.getByRole('button', { name: 'New conversation' }).click();
+  const dialog = page.getByRole('dialog');
+  const field = dialog.getByRole('textbox').first();
+  await field.fill('somebody');
+  const { x, y } = (await field.boundingBox())!;
+  await page.mouse.move(x + 40, y + 5);
+  await page.mouse.down();
+  await page.mouse.move(5, 5);
+  await page.mouse.up();
+  expect(await field.inputValue()).toBe('somebody');
+  await page.mouse.click(5, 5);
+  await dialog.waitFor({ state: 'detached' });
 });
 
 test('the list and the inbox are one stop of the Tab key each, and arrows move inside', async () => {
@@ -85,8 +164,8 @@ test('the list and the inbox are one stop of the Tab key each, and arrows move i
     throw new Error('no end');
   };
   await page.getByRole('button', { name: 'Details' }).focus();
-  // The list, the button for files, and the field.
-  expect(await stops('textarea')).toBe(3);
+  // The list, the buttons for files and emoji, and the field.
+  expect(await stops('textarea')).toBe(4);
   await page.getByLabel('Find a conversation').focus();
   // The inbox, the three buttons of the header of the conversation.
   expect(await stops('[aria-label=Details]')).toBeLessThanOrEqual(4);

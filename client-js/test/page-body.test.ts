@@ -78,6 +78,8 @@ test('formats are shown in the list only, and a text that is edited is the one t
     await alice.keyboard.press('Escape');
     if (device === 'phone') await alice.getByRole('button', { name: 'Back to the conversations' }).click();
     expect(await alice.locator('.sidebar .preview').first().textContent()).toContain('The **station**, at nine. Run `npm ci');
+    const lines = (line: Element) => line.getBoundingClientRect().height / Number.parseFloat(getComputedStyle(line).lineHeight);
+    expect(await alice.locator('.sidebar .preview').first().evaluate(lines)).toBeLessThan(1.5);
   }
 });
 
@@ -110,6 +112,25 @@ test('each line of a format has its own direction', async () => {
     body.locator(selector).evaluate((element, name) => getComputedStyle(element)[name], name);
   expect(await css('ol', 'direction')).toBe('rtl');
   expect(await css('blockquote', 'borderRightWidth')).toBe('3px');
+});
+
+test('a line that is too long is cut at the end of its text, which is at the left in Hebrew', async () => {
+  const [a, b] = [user('alice'), user('bob')];
+  const long = 'שלום לכולם, '.repeat(12).trim();
+  const group = await (await gateway.connect(b)).createGroup({ name: long, participants: [a] });
+  await group.send(long);
+  const alice = await people.signIn(await people.person({ viewport: { width: 1000, height: 700 } }), a);
+  await alice.locator('.sidebar li button', { hasText: 'שלום' }).click();
+  await alice.locator('.bubble').hover();
+  await alice.getByRole('button', { name: 'Reply' }).click();
+  await picture(alice, 'cut-right-to-left');
+  for (const line of ['.sidebar li .title', '.sidebar li .preview', '.thread .names h2', '.replying > span']) {
+    const cut = await alice.locator(line).evaluate((element) => {
+      const text = element.querySelector('bdi:last-of-type')!;
+      return [element.scrollWidth - element.clientWidth, text.scrollWidth > text.clientWidth, getComputedStyle(text).direction];
+    });
+    expect([line, ...cut]).toEqual([line, 0, true, 'rtl']);
+  }
 });
 
 test('one to three emoji alone are large', async () => {

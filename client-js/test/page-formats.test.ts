@@ -122,6 +122,9 @@ test('a message with very many elements is shown as it was typed', () => {
   for (const body of ['`a` '.repeat(501).trim(), '**a** '.repeat(501).trim(), '- a\n'.repeat(501).trim()])
     expect(html(body), body).toBe(body);
   expect(html('`a` '.repeat(400))).toMatch(/^<code/);
+  // Links count too, with formats and without.
+  for (const body of ['a@b.cc '.repeat(101).trim(), `**b** ${'a@b.cc '.repeat(500).trim()}`]) expect(html(body), body).toBe(body);
+  expect(html('a@b.cc '.repeat(100))).toMatch(/^<a /);
 });
 
 /** Returns how many characters the methods of texts and expressions looked at while a text was parsed. */

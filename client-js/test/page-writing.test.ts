@@ -24,7 +24,7 @@ async function withLongDm(): Promise<{ page: Page; bob: string }> {
 
 async function toFirst(page: Page): Promise<void> {
   await page.getByRole('button', { name: 'Details' }).click();
-  await page.getByRole('button', { name: /^Go to the first/ }).click();
+  await page.getByRole('button', { name: 'Go to the beginning' }).click();
   await page.locator('.body', { hasText: 'my first' }).waitFor();
   await page.getByLabel('Details').getByRole('button', { name: 'Close' }).click();
   expect(await texts(page)).not.toContain('my last');
@@ -77,6 +77,37 @@ test('an answer and an edit outlive a look at another conversation and a reload'
   expect(await field(page).inputValue()).toBe('an answer');
   await connected(page);
   expect(await page.locator('.replying').count()).toBe(0);
+});
+
+test('an edit that a reply or another edit takes the place of is kept as a draft', async () => {
+  const [a, b] = [user('alice'), user('bob')];
+  const page = await people.signIn(await people.person(), a);
+  await openDm(page, b);
+  for (const body of ['one', 'two']) await write(page, body);
+  await page.locator('.message[data-state=sent]').nth(1).waitFor();
+  const choose = async (at: number, what: string) => {
+    await page.getByRole('button', { name: 'Message menu' }).nth(at).click();
+    await page.getByRole('menuitem', { name: what }).click();
+  };
+  await choose(0, 'Edit');
+  await edited(page).fill('one, and a long thought');
+  await choose(1, 'Edit');
+  await until(async () => (await edited(page).inputValue()) === 'two');
+  await page.getByText('The message was not changed. Your text is kept here as a draft.').waitFor();
+  await edited(page).fill('two, and more');
+  await choose(0, 'Reply');
+  await field(page).waitFor();
+  expect(await field(page).inputValue()).toBe('one, and a long thought\ntwo, and more');
+  // What the user ends is gone, and an edit without changes leaves nothing.
+  await page.getByRole('button', { name: 'Do not reply' }).click();
+  await choose(0, 'Edit');
+  await edited(page).fill('not wanted');
+  await edited(page).press('Escape');
+  await choose(0, 'Edit');
+  await choose(1, 'Reply');
+  await field(page).waitFor();
+  expect(await field(page).inputValue()).toBe('one, and a long thought\ntwo, and more');
+  expect(await texts(page)).toEqual(['one', 'two']);
 });
 
 test('Escape in an input method keeps the edit', async () => {

@@ -347,6 +347,52 @@ test('connect(), disconnect() and connect() in a row cause no unhandled rejectio
   await until(() => client.state.at === 'connected');
 });
 
+test('if the code for watermarks cannot be loaded, loading is retried, and only the highest watermarks wait for it', async () => {
+  vi.doMock('../src/marks.js', () => {
+    throw new Error('not found');
+  });
+  const item = { kind: 'group', rev: 0, last_message: null, read_seq: 0, unread: 0, joined_seq: 1, last_seq: 0 };
+  server.answers.inbox = () => ({ type: 'inbox', items: ['a', 'b', 'c'].map((conversation) => ({ ...item, conversation })) });
+  const client = make();
+  const errors: Error[] = [];
+  client.on('error', (error) => errors.push(error));
+  await client.connect();
+  await client.inbox.whenLoaded();
+  await until(() => errors.length === 1);
+  const message = { type: 'message', sender: 'bob', kind: 'text', body: 'x', at: 1 };
+  for (let seq = 1; seq <= 500; seq++)
+    for (const conversation of ['a', 'b', 'c'])
+      server.socket.say({ ...message, conversation, seq, message_id: `${conversation}${seq}`, client_id: `${conversation}${seq}` });
+  client.conversation('a').read(400);
+  client.conversation('a').read(500);
+  server.socket.say({ type: 'conversation', conversation: 'c', change: 'removed' });
+  const added: unknown[] = [];
+  vi.doMock('../src/marks.js', async (actual) => {
+    const { Marks } = await actual<typeof import('../src/marks.js')>();
+    return {
+      Marks: class extends Marks {
+        override add(...mark: Parameters<InstanceType<typeof Marks>['add']>): void {
+          added.push(mark);
+          super.add(...mark);
+        }
+      },
+    };
+  });
+  try {
+    await until(() => server.received('read').length && server.received('delivered').length);
+  } finally {
+    vi.doUnmock('../src/marks.js');
+  }
+  expect(added).toEqual([
+    ['delivered', 'a', 500, 1],
+    ['delivered', 'b', 500, 1],
+    ['read', 'a', 500],
+  ]);
+  expect(server.received('read')).toMatchObject([{ conversation: 'a', seq: 500 }]);
+  expect(server.received('delivered')).toMatchObject([{ conversation: 'b', seq: 500 }]);
+  expect([server.sockets.length, errors.length]).toEqual([1, 1]);
+});
+
 describe('watched users', () => {
   const watched = () => server.received('watch').flatMap(({ users }) => users as string[]);
   beforeEach(() => {
@@ -412,7 +458,7 @@ test('messages go before watermarks, within the rate limit', async () => {
   const client = make();
   await client.connect();
   const begun = performance.now();
-  for (let i = 0; i < 50; i++) client.mark((marks) => marks.add('delivered', `c${i}`, 1));
+  for (let i = 0; i < 50; i++) client.mark('delivered', `c${i}`, 1);
   await until(() => server.received('delivered').length);
   await client.conversation('c').send('now');
   expect(server.received('delivered').length).toBeLessThan(50);
@@ -425,7 +471,7 @@ test('watermarks of one conversation are coalesced', async () => {
   const client = make();
   await client.connect();
   for (let seq = 1; seq <= 100; seq++) {
-    client.mark((marks) => marks.add('delivered', 'c', seq));
+    client.mark('delivered', 'c', seq);
     if (seq % 10 === 0) await new Promise((resolve) => setTimeout(resolve, 2));
   }
   await until(() => server.received('delivered').some(({ seq }) => seq === 100));

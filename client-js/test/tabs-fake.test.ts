@@ -41,6 +41,19 @@ afterEach(() => {
   vi.unstubAllGlobals();
 });
 
+test('outside of browsers, where there is no navigator, nothing is reported', async () => {
+  vi.stubGlobal('navigator', undefined);
+  server.answers.send = () => sent(1);
+  const warn = vi.spyOn(console, 'warn').mockImplementation(() => {});
+  // The default storage, where there is an IndexedDB.
+  const client = new ChatClient('ws://fake', { token: 't', WebSocket: server.WebSocket });
+  made.push(client);
+  await client.connect();
+  expect(await client.conversation('c').send('one')).toMatchObject({ seq: 1 });
+  expect(warn).not.toHaveBeenCalled();
+  warn.mockRestore();
+});
+
 test('logout() in one tab settles the sends of another, and none of them is sent', async () => {
   locks();
   server.answers.send = () => undefined;

@@ -1,31 +1,53 @@
 //! Measures what hostile sessions cost ordinary users, and how much memory they make a gateway with default limits use.
 //! Pieces with and without hostile sessions alternate in one run, and their medians are compared.
 
+mod attacks;
+mod bombs;
 mod held;
+mod hostile;
 mod sessions;
 
 use std::time::{Duration, Instant};
 
-use clap::Args;
-use hdrhistogram::Histogram;
-use held::{Held, Most, decoders};
+use clap::{Args, Subcommand};
+use held::{Most, decoders};
 use indicatif::ProgressBar;
 use sessions::{Hostiles, address, orders};
 
 use crate::{
     Common,
-    attacks::PICTURE_BOMBS,
+    abuse::{
+        attacks::PICTURE_BOMBS,
+        hostile::{BEGIN, LEAVE, STOP},
+    },
     client::Client,
+    crowd::channel::{WARM_UP, spinner},
     data::Data,
-    fanout::{WARM_UP, spinner},
-    hostile::{BEGIN, LEAVE, STOP},
-    latency::{latencies, quantile_ms},
-    people::{self, Kind, People},
-    replies::Replies,
+    latency::Quantiles,
+    people::{self, Kind, People, Waits},
     report::Report,
-    server::{self, Server, total_cpu, total_descriptors, total_kib},
+    server::{self, Server, Watches, total_cpu, total_descriptors, total_kib},
     spread::Spread,
 };
+
+/// The scenarios of this folder.
+#[derive(Subcommand)]
+pub(crate) enum Scenario {
+    /// Measure what hostile sessions cost ordinary users, and how much memory they make the gateway use
+    Abuse(Options),
+    /// Run the hostile sessions, in a separate process
+    #[command(hide = true)]
+    Hostile,
+}
+
+impl Scenario {
+    pub(crate) fn run(&self, common: &Common) -> anyhow::Result<bool> {
+        match self {
+            Self::Abuse(options) => run(common, options),
+            Self::Hostile => hostile::serve().map(|()| true),
+        }
+    }
+}
 
 #[derive(Args)]
 pub(crate) struct Options {
@@ -79,19 +101,12 @@ const DECODERS_MIB: f64 = 768.0;
 /// Default of `attachments.image_threads`.
 const DECODERS: usize = 1;
 
-/// Waiting times of ordinary users in each piece, in milliseconds, and the CPU of all pieces.
+/// What ordinary users waited for in each piece, and the CPU of all pieces.
 #[derive(Default)]
-struct Waits {
-    acknowledged: Vec<Quantiles>,
-    delivered: Vec<Quantiles>,
-    pong: Vec<Quantiles>,
+struct Cost {
+    waits: Vec<Waits>,
     cpu: Cpu,
     time: Duration,
-}
-
-struct Quantiles {
-    p50: f64,
-    p99: f64,
 }
 
 /// CPU time of the processes on this machine.
@@ -116,7 +131,7 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
     let mut people = People::gather(&servers, &options.people, Kind::Mixed, connect)?;
     people.time_replies()?;
     let mut hostiles = Hostiles::start(orders(&servers, options)?)?;
-    let watches: Vec<_> = servers.iter().map(Server::watch).collect();
+    let watches = Watches::of(&servers);
     let mut run = Run {
         servers: &servers,
         options,
@@ -127,7 +142,7 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
     run.people.settle()?;
     let quiet = run.calm(f64::INFINITY)?;
     let before = total_descriptors(&servers)?;
-    let held = Held::watch(&servers);
+    let held = held::watch(&servers);
     let pieces = run.pieces(&mut hostiles, quiet)?;
     // The gateway must close the connections that the hostile sessions leave open.
     let done = hostiles.ask(LEAVE)?;
@@ -159,9 +174,7 @@ pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
         options,
         &mut report,
     );
-    for (number, watch) in (1..).zip(watches) {
-        watch.stop().draw(&mut report, &format!("gateway {number}"));
-    }
+    watches.draw(&mut report, "gateway");
     report.finish()
 }
 
@@ -176,8 +189,8 @@ struct Run<'a> {
 /// The measurements of all pieces.
 #[derive(Default)]
 struct Pieces {
-    without: Waits,
-    with: Waits,
+    without: Cost,
+    with: Cost,
     /// Memory of the gateways after the first piece without hostile sessions.
     memory_kib: f64,
 }
@@ -239,7 +252,7 @@ impl Run<'_> {
 
     /// Measures one piece, with or without hostile sessions. It ends when every message has arrived, and the wait
     /// counts.
-    fn piece(&mut self, waits: &mut Waits, hostiles: Option<&mut Hostiles>) -> anyhow::Result<()> {
+    fn piece(&mut self, cost: &mut Cost, hostiles: Option<&mut Hostiles>) -> anyhow::Result<()> {
         let hostile_cpu = match hostiles {
             Some(hostiles) => {
                 hostiles.say(BEGIN)?;
@@ -248,9 +261,7 @@ impl Run<'_> {
             None => None,
         };
         let (people, servers) = (&mut self.people, self.servers);
-        people.talk(WARM_UP / 2, &self.progress)?;
-        people.crowd.forget_latency();
-        people.crowd.replies.iter_mut().for_each(Replies::forget);
+        people.warm_up(WARM_UP / 2, &self.progress)?;
         let look = || {
             anyhow::Ok(Cpu {
                 gateway: total_cpu(servers)?,
@@ -263,20 +274,12 @@ impl Run<'_> {
         people.talk(length, &self.progress)?;
         people.settle()?;
         let after = look()?;
-        waits.time += begin.elapsed();
+        cost.time += begin.elapsed();
         // The total can fall: a thread that has ended no longer counts.
-        waits.cpu.gateway += after.gateway.saturating_sub(before.gateway);
-        waits.cpu.people += after.people.saturating_sub(before.people);
-        waits.cpu.hostile += after.hostile.saturating_sub(before.hostile);
-        let mut delivered = latencies()?;
-        for latency in &people.crowd.latency {
-            delivered.add(latency)?;
-        }
-        waits.delivered.push(Quantiles::of(&delivered));
-        if let Some(replies) = &people.crowd.replies {
-            waits.acknowledged.push(Quantiles::of(&replies.sent));
-            waits.pong.push(Quantiles::of(&replies.pong));
-        }
+        cost.cpu.gateway += after.gateway.saturating_sub(before.gateway);
+        cost.cpu.people += after.people.saturating_sub(before.people);
+        cost.cpu.hostile += after.hostile.saturating_sub(before.hostile);
+        cost.waits.push(people.waits()?);
         Ok(())
     }
 
@@ -369,60 +372,43 @@ fn judge_descriptors(descriptors: &Descriptors, options: &Options, report: &mut 
     );
 }
 
-impl Quantiles {
-    fn of(latency: &Histogram<u64>) -> Self {
-        let ms = |quantile| quantile_ms(latency, quantile);
-        Self {
-            p50: ms(0.5),
-            p99: ms(0.99),
-        }
-    }
-}
-
-fn compare(report: &mut Report, without: &Waits, with: &Waits, judged: bool) {
-    type Of = fn(&Waits) -> &Vec<Quantiles>;
+fn compare(report: &mut Report, without: &Cost, with: &Cost, judged: bool) {
+    type Of = fn(&Waits) -> &Quantiles;
     let measures: [(&str, Of, bool); 3] = [
         ("acknowledged", |waits| &waits.acknowledged, true),
         ("delivered", |waits| &waits.delivered, true),
         ("ping answered", |waits| &waits.pong, false),
     ];
     for (name, of, goal) in measures {
-        let tell =
-            |report: &mut Report, which: &str, waits: &Waits, value: fn(&Quantiles) -> f64| {
-                let spread = Spread::of(of(waits).iter().map(value).collect());
-                spread.tell(report, &format!("{name} {which}"), "ms");
-                spread.median
-            };
-        tell(report, "p50 without", without, |q| q.p50);
-        tell(report, "p50 with", with, |q| q.p50);
-        tell(report, "p99 without", without, |q| q.p99);
-        tell(report, "p99 with", with, |q| q.p99);
-        let rounds = of(with).iter().zip(of(without));
-        let ratios = Spread::of(
-            rounds
-                .map(|(with, without)| with.p99 / without.p99)
-                .collect(),
-        );
-        ratios.tell(
-            report,
-            &format!("{name} p99, with / without, each round"),
-            "",
-        );
+        let all = |cost: &Cost, value: fn(&Quantiles) -> f64| -> Vec<f64> {
+            cost.waits.iter().map(|waits| value(of(waits))).collect()
+        };
+        for (which, value) in [
+            ("p50", (|q| q.p50) as fn(&Quantiles) -> f64),
+            ("p99", |q| q.p99),
+        ] {
+            for (kind, cost) in [("without", without), ("with", with)] {
+                let name = format!("{name} {which} {kind}");
+                Spread::of(all(cost, value)).tell(report, &name, "ms");
+            }
+        }
+        let ratios = Spread::ratios(&all(with, |q| q.p99), &all(without, |q| q.p99));
+        let name = format!("{name} p99, with / without");
+        ratios.tell(report, &format!("{name}, each round"), "");
         if goal && judged {
-            let ratio = format!("{name} p99, with / without");
-            report.speed_at_most(&ratio, ratios.median, RATIO_MAX, "");
+            report.speed_at_most(&name, ratios.median, RATIO_MAX, "");
         }
     }
-    for (which, waits) in [("without", without), ("with", with)] {
-        let cores = |cpu: Duration| cpu.as_secs_f64() / waits.time.as_secs_f64();
+    for (which, cost) in [("without", without), ("with", with)] {
+        let cores = |cpu: Duration| cpu.as_secs_f64() / cost.time.as_secs_f64();
         report.figure(
             &format!("CPU of the gateway, {which}"),
-            cores(waits.cpu.gateway),
+            cores(cost.cpu.gateway),
             "cores",
         );
         report.figure(
             &format!("CPU of the people, {which}"),
-            cores(waits.cpu.people),
+            cores(cost.cpu.people),
             "cores",
         );
     }

@@ -1,25 +1,69 @@
 //! Many subscribers in one thread. It reads all their sockets and checks every message: lost, duplicated, out of order,
 //! and how late.
 
+pub(crate) mod channel;
+mod fanout;
+mod idle;
+pub(crate) mod live;
+mod peers;
+mod raw;
+mod slow;
+mod storm;
+
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
     fmt::Write as _,
-    io::{ErrorKind, Read, Write},
+    io::Write,
     net::{Shutdown, TcpStream},
     time::{Duration, Instant},
 };
 
 use hdrhistogram::Histogram;
+use indicatif::ProgressBar;
 use memchr::memmem;
-use mio::{Events, Interest, Poll, Token, event::Event};
 use socket2::SockRef;
 
+use clap::Subcommand;
+
 use crate::{
-    client::{Frame, Frames, SENT, digits, history_frame, pong_frame, seq},
+    Common,
+    client::{Client, SENT, digits, history_frame, seq},
     latency::{LATENCY_US_MAX, latencies},
     replies::Replies,
     report::Report,
+    sockets::{Socket, Sockets},
 };
+
+/// The scenarios of this folder.
+#[derive(Subcommand)]
+pub(crate) enum Scenario {
+    /// Measure fan-out: one channel with many subscribers, paced and as fast as possible
+    Fanout(fanout::Options),
+    /// Measure what subscribers that stop reading cost the server and the other subscribers
+    SlowReaders(slow::Options),
+    /// Drop all clients at once and reconnect them with their cursors while messages flow
+    ReconnectStorm(storm::Options),
+    /// Measure idle connections: the memory and CPU of each
+    Idle(idle::Options),
+    /// Compare fan-out and idle connections with NATS, Socket.IO and the raw loop; installs them
+    Peers(peers::Options),
+    /// Run the raw epoll loop, in a separate process
+    #[command(hide = true)]
+    RawServer,
+}
+
+impl Scenario {
+    pub(crate) fn run(&self, common: &Common) -> anyhow::Result<bool> {
+        match self {
+            Self::Fanout(options) => fanout::run(common, options),
+            Self::SlowReaders(options) => slow::run(common, options),
+            Self::ReconnectStorm(options) => storm::run(common, options),
+            Self::Idle(options) => idle::run(common, options),
+            Self::Peers(options) => peers::run(common, options),
+            Self::RawServer => raw::serve().map(|()| true),
+        }
+    }
+}
 
 /// Text before the numbers in a message's body.
 const MARK: &[u8] = br#""body":"n"#;
@@ -32,12 +76,6 @@ pub(crate) const BACK_OFF: Duration = Duration::from_secs(1);
 /// Beginning of the reply to that read.
 const HISTORY: &[u8] = br#"{"id":2,"type":"history""#;
 const CONVERSATION: &[u8] = br#""conversation":""#;
-
-struct Subscriber {
-    stream: mio::net::TcpStream,
-    frames: Frames,
-    has: Has,
-}
 
 /// The messages that a subscriber has.
 #[derive(Default)]
@@ -66,10 +104,7 @@ impl Reading {
 
 /// The subscribers and what they have received.
 pub(crate) struct Crowd {
-    poll: Poll,
-    events: Events,
-    buffer: Vec<u8>,
-    subscribers: Vec<Subscriber>,
+    subscribers: Sockets<Has>,
     /// The moment from which all times count.
     pub(crate) epoch: Instant,
     pub(crate) counts: Counts,
@@ -128,55 +163,11 @@ pub(crate) fn body(number: u64, at: Duration, size: usize) -> String {
     body
 }
 
-impl Subscriber {
-    /// Reads and answers what has arrived. Returns true if the connection ended.
-    fn read(
-        &mut self,
-        number: usize,
-        event: &Event,
-        buffer: &mut [u8],
-        seen: &mut Seen<'_>,
-    ) -> bool {
-        let Self {
-            stream,
-            frames,
-            has,
-        } = self;
-        loop {
-            match stream.read(buffer) {
-                Ok(0) => return true,
-                Ok(count) => {
-                    let mut pings = 0;
-                    frames.feed(&buffer[..count], |frame| match frame {
-                        Frame::Content(text) => seen.take(number, has, text),
-                        Frame::Ping => pings += 1,
-                        Frame::Close(_) | Frame::Other => {}
-                    });
-                    for _ in 0..pings {
-                        // The frame is tiny, so the socket's buffer has room for it.
-                        let _ = stream.write(pong_frame());
-                    }
-                    // epoll reports later bytes again, but the end of a connection only once.
-                    if count < buffer.len() && !event.is_read_closed() {
-                        return false;
-                    }
-                }
-                Err(e) if e.kind() == ErrorKind::WouldBlock => return false,
-                Err(e) if e.kind() == ErrorKind::Interrupted => {}
-                Err(_) => return true,
-            }
-        }
-    }
-}
-
 impl Crowd {
     /// An empty crowd for this many servers.
     pub(crate) fn new(servers: usize) -> anyhow::Result<Self> {
         Ok(Self {
-            poll: Poll::new()?,
-            events: Events::with_capacity(1024),
-            buffer: vec![0; 256 << 10],
-            subscribers: Vec::new(),
+            subscribers: Sockets::new()?,
             epoch: Instant::now(),
             counts: Counts::default(),
             latency: vec![latencies()?; servers],
@@ -193,44 +184,35 @@ impl Crowd {
 
     /// Adds a connected subscriber.
     pub(crate) fn join(&mut self, stream: TcpStream) -> anyhow::Result<()> {
-        stream.set_nonblocking(true)?;
-        let mut stream = mio::net::TcpStream::from_std(stream);
-        let token = Token(self.subscribers.len());
-        let registry = self.poll.registry();
-        registry.register(&mut stream, token, Interest::READABLE)?;
-        self.subscribers.push(Subscriber {
-            stream,
-            frames: Frames::default(),
-            has: Has::default(),
-        });
-        if self.subscribers.len().is_multiple_of(JOINED_UNREAD) {
+        self.subscribers.join(stream, Has::default())?;
+        if self.len().is_multiple_of(JOINED_UNREAD) {
             self.read(Duration::ZERO)?;
         }
         Ok(())
     }
 
+    /// Adds this many connections, one after the other.
+    pub(crate) fn connect(
+        &mut self,
+        count: usize,
+        connect: impl Fn(usize) -> anyhow::Result<Client>,
+    ) -> anyhow::Result<()> {
+        let connecting = ProgressBar::new(count as u64);
+        for number in 0..count {
+            self.join(connect(number)?.into_stream())?;
+            connecting.inc(1);
+        }
+        connecting.finish_and_clear();
+        Ok(())
+    }
+
     pub(crate) fn len(&self) -> usize {
-        self.subscribers.len()
+        self.subscribers.all.len()
     }
 
     /// Reads what arrives within `wait`, and makes the requests that are due.
     pub(crate) fn read(&mut self, wait: Duration) -> anyhow::Result<()> {
-        self.poll.poll(&mut self.events, Some(wait)).or_else(|e| {
-            if e.kind() == ErrorKind::Interrupted {
-                Ok(())
-            } else {
-                Err(e)
-            }
-        })?;
         self.ask_for_missing();
-        let Self {
-            events,
-            buffer,
-            subscribers,
-            gone,
-            poll,
-            ..
-        } = self;
         let mut seen = Seen {
             now_us: 0,
             counts: &mut self.counts,
@@ -241,15 +223,15 @@ impl Crowd {
             first_seq: &mut self.first_seq,
             to_read: &mut self.to_read,
         };
-        for event in events.iter() {
-            let number = event.token().0;
-            seen.now_us = self.epoch.elapsed().as_micros() as u64;
-            let closed = subscribers[number].read(number, event, buffer, &mut seen);
-            if closed {
-                seen.counts.closed += 1;
-                gone.push_back((Instant::now(), number));
-                let _ = poll.registry().deregister(&mut subscribers[number].stream);
-            }
+        let epoch = self.epoch;
+        let ended = self.subscribers.read(wait, |now, number, has, text| {
+            seen.now_us = (now - epoch).as_micros() as u64;
+            seen.take(number, has, text);
+            None
+        })?;
+        for number in ended {
+            self.counts.closed += 1;
+            self.gone.push_back((Instant::now(), number));
         }
         self.end_moment();
         Ok(())
@@ -262,8 +244,8 @@ impl Crowd {
         {
             self.to_read.pop_front();
             let after = self.cursor(number);
-            let Subscriber { stream, has, .. } = &mut self.subscribers[number];
-            if let Some(Reading { conversation, .. }) = &has.reading {
+            let Socket { stream, state, .. } = &mut self.subscribers.all[number];
+            if let Some(Reading { conversation, .. }) = &state.reading {
                 // A failed write means that the connection ended, which the next read reports.
                 let _ = stream.write(&history_frame(conversation, after));
             }
@@ -272,15 +254,15 @@ impl Crowd {
 
     /// Counts messages by their seq in each conversation, instead of by their numbers.
     pub(crate) fn by_conversation(mut self) -> Self {
-        for subscriber in &mut self.subscribers {
-            subscriber.has.places = Some(HashMap::new());
+        for subscriber in &mut self.subscribers.all {
+            subscriber.state.places = Some(HashMap::new());
         }
         self
     }
 
     /// Sets the kernel's receive buffer of the last `count` subscribers.
     pub(crate) fn shrink_buffers(&self, count: usize, bytes: usize) -> anyhow::Result<()> {
-        for subscriber in &self.subscribers[self.subscribers.len() - count..] {
+        for subscriber in &self.subscribers.all[self.len() - count..] {
             SockRef::from(&subscriber.stream).set_recv_buffer_size(bytes)?;
         }
         Ok(())
@@ -288,7 +270,7 @@ impl Crowd {
 
     /// Sends a frame as subscriber `number`.
     pub(crate) fn send(&mut self, number: usize, frame: &[u8]) -> anyhow::Result<()> {
-        Ok(self.subscribers[number].stream.write_all(frame)?)
+        Ok(self.subscribers.all[number].stream.write_all(frame)?)
     }
 
     /// Sends a request as subscriber `number`. The latency of the reply with this id counts from `due`.
@@ -306,21 +288,23 @@ impl Crowd {
     }
 
     /// Removes the last `count` subscribers and their counts. Returns their sockets, which nobody reads.
-    pub(crate) fn stop_reading(&mut self, count: usize) -> anyhow::Result<Vec<TcpStream>> {
-        let mut stopped = Vec::new();
-        for mut subscriber in self.subscribers.drain(self.subscribers.len() - count..) {
-            self.poll.registry().deregister(&mut subscriber.stream)?;
-            self.counts.delivered -= subscriber.has.next;
-            stopped.push(TcpStream::from(subscriber.stream));
-        }
-        Ok(stopped)
+    pub(crate) fn stop_reading(&mut self, count: usize) -> Vec<TcpStream> {
+        let begin = self.len() - count;
+        (begin..self.len()).for_each(|number| self.subscribers.leave(number));
+        let stopped = self.subscribers.all.drain(begin..);
+        stopped
+            .map(|subscriber| {
+                self.counts.delivered -= subscriber.state.next;
+                TcpStream::from(subscriber.stream)
+            })
+            .collect()
     }
 
     /// Ends all connections without a close frame. The subscribers keep their counts.
     pub(crate) fn drop_all(&mut self) {
-        for subscriber in &mut self.subscribers {
-            let _ = self.poll.registry().deregister(&mut subscriber.stream);
-            let _ = subscriber.stream.shutdown(Shutdown::Both);
+        for number in 0..self.len() {
+            self.subscribers.leave(number);
+            let _ = self.subscribers.all[number].stream.shutdown(Shutdown::Both);
         }
     }
 
@@ -336,19 +320,13 @@ impl Crowd {
 
     /// The seq of the newest message that subscriber `number` has.
     pub(crate) fn cursor(&self, number: usize) -> u64 {
-        (self.first_seq + self.subscribers[number].has.next).saturating_sub(1)
+        (self.first_seq + self.subscribers.all[number].state.next).saturating_sub(1)
     }
 
     /// Gives subscriber `number` a new connection. It continues where it was.
     pub(crate) fn come_back(&mut self, number: usize, stream: TcpStream) -> anyhow::Result<()> {
-        stream.set_nonblocking(true)?;
-        let subscriber = &mut self.subscribers[number];
-        subscriber.stream = mio::net::TcpStream::from_std(stream);
-        subscriber.frames = Frames::default();
-        subscriber.has.reading = None;
-        let registry = self.poll.registry();
-        registry.register(&mut subscriber.stream, Token(number), Interest::READABLE)?;
-        Ok(())
+        self.subscribers.all[number].state.reading = None;
+        self.subscribers.replace(number, stream)
     }
 
     /// Describes who lacks messages: the number of subscribers at each server that have the same number of messages. At
@@ -356,9 +334,9 @@ impl Crowd {
     pub(crate) fn lacking(&self, sent: u64) -> Vec<String> {
         const TOLD_MAX: usize = 10;
         let mut cases: BTreeMap<(usize, u64), usize> = BTreeMap::new();
-        for (number, subscriber) in self.subscribers.iter().enumerate() {
-            if subscriber.has.next < sent {
-                let case = (number % self.latency.len(), subscriber.has.next);
+        for (number, subscriber) in self.subscribers.all.iter().enumerate() {
+            if subscriber.state.next < sent {
+                let case = (number % self.latency.len(), subscriber.state.next);
                 *cases.entry(case).or_default() += 1;
             }
         }

@@ -117,18 +117,21 @@ impl Cluster {
             .consistency(Consistency::LocalQuorum)
             .request_timeout(Some(Duration::from_secs(30)))
             .build();
+        let keyspace = format!("loadtest_{}", uuid::Uuid::new_v4().simple());
         let session = runtime
             .block_on(
                 SessionBuilder::new()
                     .known_nodes(nodes)
                     .default_execution_profile_handle(profile.into_handle())
+                    .keyspaces_to_fetch([&keyspace])
+                    .fetch_full_schema_metadata(false)
                     .build(),
             )
             .with_context(|| format!("--cassandra: no cluster answers at {}", nodes.join(", ")))?;
         Ok(Self {
             runtime,
             session,
-            keyspace: format!("loadtest_{}", uuid::Uuid::new_v4().simple()),
+            keyspace,
             nodes: nodes.to_vec(),
             keep,
         })

@@ -3,7 +3,7 @@
 use std::{
     fs, io,
     process::{self, Child, Command},
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    sync::{Arc, Mutex, MutexGuard, Weak},
     thread,
 };
 
@@ -12,6 +12,8 @@ use tokio::{
     runtime,
     signal::unix::{SignalKind, signal},
 };
+
+use crate::worker::lock;
 
 static LEFT: Mutex<Left> = Mutex::new(Left {
     processes: Vec::new(),
@@ -25,7 +27,7 @@ struct Left {
 }
 
 fn left() -> MutexGuard<'static, Left> {
-    LEFT.lock().unwrap_or_else(PoisonError::into_inner)
+    lock(&LEFT)
 }
 
 /// Starts a process that is killed when the load test is told to end.
@@ -63,7 +65,7 @@ pub(crate) fn watch() -> anyhow::Result<()> {
         // The lock is held until the exit, so that nothing new is started meanwhile.
         let left = left();
         for process in left.processes.iter().filter_map(Weak::upgrade) {
-            let mut process = process.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut process = lock(&process);
             let _ = process.kill();
             let _ = process.wait();
         }

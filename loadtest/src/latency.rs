@@ -17,3 +17,19 @@ pub(crate) fn quantile_ms(latency: &Histogram<u64>, quantile: f64) -> f64 {
     }
     latency.value_at_quantile(quantile) as f64 / 1000.0
 }
+
+/// Two quantiles in milliseconds.
+pub(crate) struct Quantiles {
+    pub(crate) p50: f64,
+    pub(crate) p99: f64,
+}
+
+impl Quantiles {
+    pub(crate) fn of(latency: &Histogram<u64>) -> Self {
+        let ms = |quantile| quantile_ms(latency, quantile);
+        Self {
+            p50: ms(0.5),
+            p99: ms(0.99),
+        }
+    }
+}

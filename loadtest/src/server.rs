@@ -8,7 +8,7 @@ use std::{
     path::{Path, PathBuf},
     process::{Child, ChildStdout, Command, Stdio},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex,
         atomic::{AtomicBool, Ordering},
     },
     time::{Duration, Instant},
@@ -18,7 +18,13 @@ use anyhow::{Context, bail};
 use jsonwebtoken::{EncodingKey, Header, encode};
 use serde_json::json;
 
-use crate::{Common, data::Data, ending, report::Report};
+use crate::{
+    Common,
+    data::Data,
+    ending,
+    report::Report,
+    worker::{Worker, lock},
+};
 
 /// Secret of the gateways that this program starts on loopback.
 const SECRET: &str = "a secret of the load tester, on loopback only";
@@ -41,10 +47,6 @@ fn keep(file: &mut Option<fs::File>, line: &str) {
         eprintln!("--logs: a gateway's log could not be written and ends here: {error}");
         *file = None;
     }
-}
-
-fn child(process: &Mutex<Child>) -> MutexGuard<'_, Child> {
-    process.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A server process. Dropping it kills the process.
@@ -104,7 +106,7 @@ impl Server {
     }
 
     fn new(process: Arc<Mutex<Child>>, address: String) -> Self {
-        let id = child(&process).id();
+        let id = lock(&process).id();
         Self {
             process,
             id,
@@ -122,7 +124,7 @@ impl Server {
             fs::File::create(directory.join(format!("gateway-{}.log", server.id)))
         });
         let mut kept = kept.transpose()?;
-        let Some(log) = child(&server.process).stderr.take() else {
+        let Some(log) = lock(&server.process).stderr.take() else {
             bail!("the standard error of the gateway is not connected")
         };
         let mut lines = BufReader::new(log).lines();
@@ -228,7 +230,7 @@ impl Server {
     pub(crate) fn other(command: &mut Command) -> anyhow::Result<Self> {
         let process = ending::spawn(command.stdout(Stdio::piped()))?;
         let mut server = Self::new(process, String::new());
-        let Some(output) = child(&server.process).stdout.take() else {
+        let Some(output) = lock(&server.process).stdout.take() else {
             bail!("the standard output of the server is not connected")
         };
         let mut output = BufReader::new(output);
@@ -256,7 +258,7 @@ impl Server {
 
     /// Kills the process with SIGKILL.
     pub(crate) fn kill(&self) -> anyhow::Result<()> {
-        let mut process = child(&self.process);
+        let mut process = lock(&self.process);
         process.kill()?;
         process.wait()?;
         Ok(())
@@ -268,7 +270,7 @@ impl Server {
         anyhow::ensure!(told.success(), "the gateway could not be sent SIGTERM");
         let until = Instant::now() + DRAINED_WITHIN;
         loop {
-            if let Some(status) = child(&self.process).try_wait()? {
+            if let Some(status) = lock(&self.process).try_wait()? {
                 anyhow::ensure!(status.success(), "the drained gateway ended with {status}");
                 return Ok(());
             }
@@ -295,16 +297,15 @@ impl Server {
         self.id
     }
 
-    /// Samples CPU and memory from now on, in a thread.
-    pub(crate) fn watch(&self) -> Watch {
+    /// Samples CPU and memory from now on.
+    fn watch(&self) -> Worker<Usage> {
         const EACH: Duration = Duration::from_millis(250);
-        let (process, running) = (self.id, Arc::new(AtomicBool::new(true)));
-        let goes_on = running.clone();
-        let thread = std::thread::spawn(move || {
+        let process = self.id;
+        Worker::start(move |over| {
             let mut usage = Usage::default();
             let began = Instant::now();
             let mut before = (began, cpu(process).unwrap_or_default());
-            while goes_on.load(Ordering::Relaxed) {
+            while !over.is_over() {
                 std::thread::sleep(EACH);
                 let now = Instant::now();
                 let (Ok(cpu), Ok(kib)) = (cpu(process), resident_kib(process)) else {
@@ -318,9 +319,8 @@ impl Server {
                 usage.memory_mib.push((at, kib / 1024.0));
                 before = (now, cpu);
             }
-            usage
-        });
-        Watch { running, thread }
+            Ok(usage)
+        })
     }
 }
 
@@ -341,28 +341,37 @@ pub(crate) fn total_descriptors(servers: &[Server]) -> anyhow::Result<usize> {
 
 /// CPU and memory of a process, each with the time in seconds.
 #[derive(Default)]
-pub(crate) struct Usage {
-    pub(crate) cores: Vec<(f64, f64)>,
-    pub(crate) memory_mib: Vec<(f64, f64)>,
+struct Usage {
+    cores: Vec<(f64, f64)>,
+    memory_mib: Vec<(f64, f64)>,
 }
 
 impl Usage {
-    pub(crate) fn draw(self, report: &mut Report, name: &str) {
+    fn draw(self, report: &mut Report, name: &str) {
         report.over_time("CPU of the server", "cores", name, self.cores);
         report.over_time("memory of the server", "MiB", name, self.memory_mib);
     }
 }
 
-/// A thread that samples CPU and memory of a process.
-pub(crate) struct Watch {
-    running: Arc<AtomicBool>,
-    thread: std::thread::JoinHandle<Usage>,
-}
+/// Samples of several servers.
+pub(crate) struct Watches(Vec<Worker<Usage>>);
 
-impl Watch {
-    pub(crate) fn stop(self) -> Usage {
-        self.running.store(false, Ordering::Relaxed);
-        self.thread.join().unwrap_or_default()
+impl Watches {
+    /// Samples from now on.
+    pub(crate) fn of(servers: &[Server]) -> Self {
+        Self(servers.iter().map(Server::watch).collect())
+    }
+
+    /// Ends the sampling, and draws it. The lines have a number if there are several servers.
+    pub(crate) fn draw(self, report: &mut Report, name: &str) {
+        let several = self.0.len() > 1;
+        for (number, watch) in (1..).zip(self.0) {
+            let usage = watch.stop().unwrap_or_default();
+            match several {
+                true => usage.draw(report, &format!("{name} {number}")),
+                false => usage.draw(report, name),
+            }
+        }
     }
 }
 

@@ -19,6 +19,11 @@ impl Spread {
         spread
     }
 
+    /// The ratios of pieces of two kinds that took turns.
+    pub(crate) fn ratios(these: &[f64], others: &[f64]) -> Self {
+        Self::of(these.iter().zip(others).map(|(a, b)| a / b).collect())
+    }
+
     /// A quantile, interpolated between the two nearest values. NaN without values, or if one of them is.
     pub(crate) fn at(&self, quantile: f64) -> f64 {
         let Some(last) = self.values.len().checked_sub(1) else {

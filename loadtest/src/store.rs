@@ -1,6 +1,12 @@
 //! Measures what storing a message costs, compared with the same rows and fsyncs on the bare embedded store, and how
 //! the cost grows with the participants and with the messages of a conversation.
 
+mod bare;
+pub(crate) mod celebrity;
+mod inbox;
+mod load;
+mod reactions;
+
 use std::{
     fs::File,
     io::{BufWriter, Write as _},
@@ -10,7 +16,7 @@ use std::{
 };
 
 use anyhow::anyhow;
-use clap::Args;
+use clap::{Args, Subcommand};
 use fjall::{Database, Keyspace, KeyspaceCreateOptions, PersistMode};
 use indicatif::ProgressBar;
 use serde_json::{Value, json};
@@ -19,14 +25,41 @@ use uuid::Uuid;
 
 use crate::{
     Common,
-    celebrity::{fan, pipeline},
     client::{Client, client_id, send_frame},
     crowd::body,
     data::Data,
     ending,
     report::Report,
     server::Server,
+    store::celebrity::{fan, pipeline},
 };
+
+/// The scenarios of this folder.
+#[derive(Subcommand)]
+pub(crate) enum Scenario {
+    /// Measure what storing a message costs, compared with the bare store, and how the cost grows
+    Store(Options),
+    /// Import a million messages into one conversation, and read pages at its beginning, middle and end
+    Load(load::Options),
+    /// Measure what reading an inbox costs, and check its unread counts
+    Inbox(inbox::Options),
+    /// Measure what a message to a channel of 100,000 participants costs the store
+    Celebrity(celebrity::Options),
+    /// Measure what reactions to one message of a large channel cost, and look for each of them in the end
+    Reactions(reactions::Options),
+}
+
+impl Scenario {
+    pub(crate) fn run(&self, common: &Common) -> anyhow::Result<bool> {
+        match self {
+            Self::Store(options) => run(common, options),
+            Self::Load(options) => load::run(common, options),
+            Self::Inbox(options) => inbox::run(common, options),
+            Self::Celebrity(options) => celebrity::run(common, options),
+            Self::Reactions(options) => reactions::run(common, options),
+        }
+    }
+}
 
 #[derive(Args)]
 pub(crate) struct Options {
@@ -64,7 +97,7 @@ const ROW_BYTES: usize = 60;
 const PARTICIPANTS: [usize; 4] = [1, 10, 100, 1_000];
 
 /// A gateway, and the senders, each with a conversation.
-struct Place {
+struct Setup {
     server: Server,
     senders: Vec<(Client, String)>,
     _data: Data,
@@ -81,7 +114,7 @@ struct Cost {
 }
 
 /// A loop that only writes as many rows with as many fsyncs, with the gateway's store settings. Its keys are like the
-/// gateway's, because the store compares keys: the log is in order, and each send adds a row at a random place.
+/// gateway's, because the store compares keys: the log is in order, and each send adds a row at a random setup.
 struct Bare {
     database: Database,
     log: Keyspace,
@@ -96,22 +129,22 @@ struct Bare {
 
 pub(crate) fn run(common: &Common, options: &Options) -> anyhow::Result<bool> {
     let mut report = Report::new("store", &common.outputs);
-    let mut place = groups(common, 2, options.senders.into())?;
+    let mut setup = groups(common, 2, options.senders.into())?;
     let embedded = common.cassandra.is_empty();
     let mut bare = (embedded && !common.alone)
         .then(|| Bare::new(options))
         .transpose()?;
     let few = options.messages.div_ceil(10);
-    place.send(few, options.size)?;
+    setup.send(few, options.size)?;
     let mut cost = Cost::default();
     for _ in 0..ROUNDS {
-        let part = place.send(options.messages.div_ceil(ROUNDS), options.size)?;
+        let part = setup.send(options.messages.div_ceil(ROUNDS), options.size)?;
         if let Some(bare) = &mut bare {
             bare.write(&part)?;
         }
         cost.add(&part);
     }
-    drop(place);
+    drop(setup);
     let per_second = cost.per_second();
     report.figure("stored messages, one recipient", per_second, "/s");
     let most = if embedded {
@@ -183,7 +216,7 @@ fn by_length(
 }
 
 /// Creates `count` groups with this many participants. Only the sender of each is connected.
-fn groups(common: &Common, participants: usize, count: usize) -> anyhow::Result<Place> {
+fn groups(common: &Common, participants: usize, count: usize) -> anyhow::Result<Setup> {
     let data = Data::new(common)?;
     let server = Server::gateway(common, &data)?;
     let others: Vec<String> = (0..participants - 1).map(fan).collect();
@@ -195,7 +228,7 @@ fn groups(common: &Common, participants: usize, count: usize) -> anyhow::Result<
         let conversation = owner.create(create)?;
         senders.push((owner, conversation));
     }
-    Ok(Place {
+    Ok(Setup {
         server,
         senders,
         _data: data,
@@ -203,7 +236,7 @@ fn groups(common: &Common, participants: usize, count: usize) -> anyhow::Result<
 }
 
 /// Imports a group of two with this many messages.
-fn long(common: &Common, messages: u64) -> anyhow::Result<Place> {
+fn long(common: &Common, messages: u64) -> anyhow::Result<Setup> {
     let data = Data::new(common)?;
     let conversation = Uuid::new_v4().to_string();
     let file = data.file("messages.jsonl");
@@ -219,14 +252,14 @@ fn long(common: &Common, messages: u64) -> anyhow::Result<Place> {
     Server::import(common, &data, &file)?;
     let server = Server::gateway(common, &data)?;
     let owner = Client::connect(&server.address, "sender", 0)?;
-    Ok(Place {
+    Ok(Setup {
         server,
         senders: vec![(owner, conversation)],
         _data: data,
     })
 }
 
-impl Place {
+impl Setup {
     /// The CPU of a message in microseconds, after a warm-up.
     fn cpu_us(&mut self, messages: usize, size: usize) -> anyhow::Result<f64> {
         self.send(messages / 10, size)?;

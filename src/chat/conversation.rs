@@ -18,6 +18,7 @@ mod newcomers;
 mod panicked;
 mod parked;
 mod publishing;
+mod retrying;
 mod takeover;
 mod taking_changes;
 
@@ -26,7 +27,6 @@ use std::{
     future::Future,
     ops::Range,
     sync::Arc,
-    time::Duration,
 };
 
 use futures_util::{FutureExt, StreamExt, future::BoxFuture, stream::FuturesUnordered};
@@ -43,7 +43,7 @@ use self::{
     changes::ChangeLog,
     loading::load,
     parked::{LookupResults, Parked},
-    takeover::retry_while_owner,
+    retrying::retry_while_owner,
 };
 pub(super) use self::{changes::PendingChange, effects::PendingEntry, files::has_file};
 use super::{
@@ -63,14 +63,10 @@ use crate::{
         AttachmentId, ConsumerName, ConversationId, Kind, Rev, Seq, UserId,
         limits::MAILBOX_OPERATIONS_MAX,
     },
+    mutation::{Mutation, broken},
     store::{self, ConsumerState, LogRow, Mark},
     tasks::contain,
 };
-
-/// The first wait before an operation of the store with an unknown outcome is repeated. Each wait doubles it.
-const REWRITE_AFTER: Duration = Duration::from_millis(20);
-/// The longest of these waits.
-const REWRITE_AFTER_MAX: Duration = Duration::from_secs(1);
 
 /// An operation in the mailbox of an owner.
 pub(super) struct Command {
@@ -429,7 +425,10 @@ impl Owner {
             && let Some(command) = self.backlog.pop_front()
         {
             // A deposed owner answers nothing, not even a read.
-            if !self.ownership.holds(Instant::now()) {
+            let is_check = matches!(command.operation, Operation::CheckFile { .. });
+            let answers =
+                self.ownership.holds(Instant::now()) || (is_check && broken(Mutation::EraseLease));
+            if !answers {
                 self.backlog.push_front(command);
                 self.failed = Some(Error::Closed);
             } else if let Some(command) = self.park(command) {

@@ -6,9 +6,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::store;
 
-/// The reason why an operation failed. Between gateways it is encoded as [`OnWire`].
+/// The reason why an operation failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
-#[serde(from = "OnWire", into = "OnWire")]
 pub enum Error {
     /// The request is not valid.
     #[error("{0}")]
@@ -36,61 +35,12 @@ pub enum Error {
     Unavailable { reason: Cow<'static, str> },
 }
 
-/// The encoding of an error between gateways. `Moved` and `Closed` are `Unavailable` with a fixed text, because gateways of
-/// the first versions know no others.
-#[derive(Serialize, Deserialize)]
-#[serde(rename = "Error")]
-enum OnWire {
-    Invalid(String),
-    Forbidden(Cow<'static, str>),
-    UnknownConversation,
-    Conflict(Cow<'static, str>),
-    TooLarge { what: Cow<'static, str>, max: usize },
-    Unavailable { reason: Cow<'static, str> },
-}
-
-/// The text of `Moved`: nothing was begun. It is the same in every build, because a peer recognises the error by it.
-const MOVED: &str = "another gateway owns the conversation";
-/// The text of `Closed`: the outcome is unknown. It is the same in every build, like [`MOVED`].
-const CLOSED: &str = "the conversation is moving";
-
-impl From<Error> for OnWire {
-    fn from(error: Error) -> Self {
-        let unavailable = |reason| Self::Unavailable { reason };
-        match error {
-            Error::Invalid(text) => Self::Invalid(text),
-            Error::Forbidden(text) => Self::Forbidden(text),
-            Error::UnknownConversation => Self::UnknownConversation,
-            Error::Conflict(text) => Self::Conflict(text),
-            Error::TooLarge { what, max } => Self::TooLarge { what, max },
-            Error::Moved => unavailable(MOVED.into()),
-            Error::Closed => unavailable(CLOSED.into()),
-            Error::Unavailable { reason } => unavailable(reason),
-        }
-    }
-}
-
-impl From<OnWire> for Error {
-    fn from(error: OnWire) -> Self {
-        match error {
-            OnWire::Invalid(text) => Self::Invalid(text),
-            OnWire::Forbidden(text) => Self::Forbidden(text),
-            OnWire::UnknownConversation => Self::UnknownConversation,
-            OnWire::Conflict(text) => Self::Conflict(text),
-            OnWire::TooLarge { what, max } => Self::TooLarge { what, max },
-            OnWire::Unavailable { reason } if reason == MOVED => Self::Moved,
-            OnWire::Unavailable { reason } if reason == CLOSED => Self::Closed,
-            OnWire::Unavailable { reason } => Self::Unavailable { reason },
-        }
-    }
-}
-
 impl Error {
     pub(crate) fn invalid(text: impl Into<String>) -> Self {
         Self::Invalid(text.into())
     }
 
-    /// The error if the owner panicked while it handled the request. The router does not repeat the request, which
+    /// The error if the owner panicked while it handled the request. The request is not repeated, because it
     /// could be the reason.
     pub(crate) const BROKEN: Self = Self::unavailable("an internal error");
     /// The error for a feature that the level of the ring does not have yet: see docs/cluster.md.
@@ -167,31 +117,5 @@ mod tests {
             Error::BUSY.to_string(),
             "unavailable: too many operations are waiting"
         );
-    }
-
-    /// Gateways of the first versions and this one understand each other's errors.
-    #[test]
-    fn errors_between_gateways_stay_as_they_were() {
-        #[derive(Debug, PartialEq, Serialize, Deserialize)]
-        #[serde(rename = "Error")]
-        enum Before {
-            UnknownConversation,
-            Unavailable { reason: String },
-        }
-        for error in [
-            Error::Moved,
-            Error::Closed,
-            Error::BUSY,
-            Error::UnknownConversation,
-        ] {
-            let bytes = rmp_serde::to_vec_named(&error).unwrap();
-            let before: Before = rmp_serde::from_slice(&bytes).unwrap();
-            let bytes = rmp_serde::to_vec_named(&before).unwrap();
-            assert_eq!(rmp_serde::from_slice::<Error>(&bytes).unwrap(), error);
-        }
-        let moved = rmp_serde::to_vec_named(&Error::Moved).unwrap();
-        let reason = "another gateway owns the conversation".to_owned();
-        let before = Before::Unavailable { reason };
-        assert_eq!(rmp_serde::from_slice::<Before>(&moved).unwrap(), before);
     }
 }

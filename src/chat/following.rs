@@ -471,7 +471,7 @@ impl Following {
 
     /// Whether the store knows everything: rule [found-close]. Only then the conversation may be closed.
     pub fn is_stored(&self) -> bool {
-        self.to_store(None).is_empty()
+        self.to_store(None).is_empty() || broken(Mutation::ConsumerClose)
     }
 
     /// Whether a consumer still has something to deliver here.

@@ -22,7 +22,7 @@ const KEPT: Duration = Duration::from_secs(600);
 
 /// A part of the log as it was read from the store.
 #[derive(Clone, Default)]
-struct Part {
+struct Stretch {
     entries: Vec<Arc<Entry>>,
     /// The states of those entries that changed.
     states: Vec<(Seq, Arc<EntryState>)>,
@@ -34,7 +34,7 @@ pub(super) type EntriesWithStates = (Vec<Arc<Entry>>, Vec<(Seq, Arc<EntryState>)
 pub(super) struct History {
     store: Arc<dyn Store>,
     /// By conversation, first and last seq, and the newest rev that changed an entry there.
-    parts: Cache<(ConversationId, Seq, Seq, Rev), Arc<Part>>,
+    parts: Cache<(ConversationId, Seq, Seq, Rev), Arc<Stretch>>,
     page_bytes_max: usize,
     /// A permit for each entry that is being read from the store.
     reads: Semaphore,
@@ -44,7 +44,7 @@ impl History {
     pub(super) fn new(store: Arc<dyn Store>, bytes_max: usize, page_bytes_max: usize) -> Self {
         let parts = Cache::builder()
             .max_capacity(bytes_max as u64)
-            .weigher(|_, part: &Arc<Part>| u32::try_from(part.weight()).unwrap_or(u32::MAX))
+            .weigher(|_, part: &Arc<Stretch>| u32::try_from(part.weight()).unwrap_or(u32::MAX))
             // A page with a text that was deleted since is never served, and is forgotten after this time.
             .time_to_live(KEPT)
             .build();
@@ -100,7 +100,7 @@ impl History {
         from: Seq,
         to: Seq,
         touched: Rev,
-    ) -> Result<Arc<Part>, Error> {
+    ) -> Result<Arc<Stretch>, Error> {
         let load = async {
             let entries = u32::try_from(to - from + 1).unwrap_or(u32::MAX);
             // The semaphore is never closed.
@@ -115,7 +115,7 @@ impl History {
                 });
             }
             let states = states.into_iter();
-            Ok(Arc::new(Part {
+            Ok(Arc::new(Stretch {
                 entries: rows.into_iter().map(|row| row.record).collect(),
                 states: states.map(|(seq, state)| (seq, Arc::new(state))).collect(),
             }))
@@ -141,7 +141,7 @@ impl History {
     }
 }
 
-impl Part {
+impl Stretch {
     fn weight(&self) -> usize {
         let entries = self.entries.iter().map(|entry| entry.weight());
         let states = self
@@ -261,7 +261,7 @@ mod tests {
             sender: UserId::new("alice").unwrap(),
             at: 1,
             content: Content::text("x".repeat(bytes)),
-            texts: None,
+            texts: 0,
         })
     }
 

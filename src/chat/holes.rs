@@ -384,31 +384,30 @@ struct Lost {
     first: Seq,
     at: Millis,
     rank: u64,
-    /// The number of people's messages before the hole, and how many of the lost entries are messages. `None` if the log does not
-    /// have such numbers here: then every entry counts as one.
-    texts: Option<(u64, u64)>,
+    /// The number of people's messages before the hole.
+    texts: u64,
+    /// How many of the lost entries are messages.
+    messages: u64,
 }
 
 impl Lost {
     fn of(conversation: ConversationId, hole: &Hole<Entry>) -> Self {
         let before = hole.before.as_ref().map(|row| &*row.record);
         let after = hole.after.as_ref().map(|row| &*row.record);
-        let texts = before.map_or(0, Entry::texts);
-        let lost = match after {
-            // Without a later entry nobody knows, so all count. An unread count may be too high then, but not too low.
-            None => Some(hole.len()),
-            Some(after) => after.texts.map(|until| {
-                let messages = until.saturating_sub(texts + u64::from(is_message(after)));
-                messages.min(hole.len())
-            }),
-        };
+        let texts = before.map_or(0, |before| before.texts);
+        // Without a later entry nobody knows, so all count. An unread count may be too high then, but not too low.
+        let messages = after.map_or(hole.len(), |after| {
+            let until = after.texts.saturating_sub(u64::from(is_message(after)));
+            until.saturating_sub(texts).min(hole.len())
+        });
         let near = before.or(after);
         Self {
             conversation,
             first: hole.from,
             at: near.map_or(0, |entry| entry.at),
             rank: near.map_or(0, |entry| entry.message_id.rank()),
-            texts: lost.map(|lost| (texts, lost)),
+            texts,
+            messages,
         }
     }
 
@@ -417,7 +416,7 @@ impl Lost {
     /// the place again writes the same.
     fn entry(&self, seq: Seq) -> Entry {
         let nth = seq - self.first + 1;
-        let is_message = self.texts.is_none_or(|(_, messages)| nth <= messages);
+        let is_message = nth <= self.messages;
         let content = if is_message {
             Content::text("")
         } else {
@@ -436,9 +435,7 @@ impl Lost {
             sender: UserId::gateway(),
             at: self.at,
             content,
-            texts: self
-                .texts
-                .map(|(before, messages)| before + nth.min(messages)),
+            texts: self.texts + nth.min(self.messages),
         }
     }
 }

@@ -65,7 +65,7 @@ struct QueuedRows {
     /// The newest entry, with the users whose rows show it. `None` for a channel, whose entries change no row.
     newest: Option<(Arc<Recipients>, Arc<Newest>)>,
     /// The read marks of senders, who have read everything up to their own message.
-    read_by_senders: BTreeMap<UserId, (Seq, Option<u64>)>,
+    read_by_senders: BTreeMap<UserId, (Seq, u64)>,
     /// The newest rev, with the users whose rows get it.
     rev: Option<(Arc<Recipients>, Rev)>,
     /// The weight when it was last computed.
@@ -337,7 +337,7 @@ impl QueuedRows {
                 InboxWrite {
                     summary: Some(members.summary(user, *joined_seq, newest)),
                     read_seq: read.map(|(seq, _)| seq),
-                    read_texts: read.and_then(|(_, texts)| texts),
+                    read_texts: read.map_or(0, |(_, texts)| texts),
                     rev,
                     ..InboxWrite::of(user.clone(), conversation, members.kind)
                 }
@@ -407,7 +407,7 @@ mod tests {
             sender: user(),
             at: 1,
             content: Content::text("hi"),
-            texts: None,
+            texts: 0,
         };
         writer.queue(
             conversation,

@@ -3,7 +3,7 @@
 //!
 //! This layer never sees a socket, a frame or the ring. A [`Lease`] allows it to act, and it publishes through [`Publish`].
 
-mod changed;
+mod changed_items;
 mod client_ids;
 mod conversation;
 mod conversations;

@@ -1,6 +1,5 @@
 //! The operations on a conversation, and their outcomes.
 
-mod properties;
 mod range;
 
 use std::sync::Arc;
@@ -54,20 +53,65 @@ fn unexpected<A>() -> Error {
 }
 
 /// Makes [`Operation`]: its variants, the type with which callers ask each (a variant with content is asked with that
-/// content), and that type's [`Ask`], from the output and the outcomes it is made of.
+/// content), and that type's [`Ask`], from the output and the outcomes it is made of. After these, each row says what is known of
+/// the operation:
+///
+/// - `reads` or `writes`: whether it changes nothing and publishes nothing;
+/// - `asker`: whether the answer depends on the user who asks: `always`, `never`, or if the conversation is `private`;
+/// - `waits`: what must be committed before it is handled, see [`Waits`];
+/// - `again`: whether it may be repeated after an unknown outcome (`yes`, `no`), or with what;
+/// - `about`: the user whom it changes, if that is not the one who asks.
 macro_rules! operations {
     ($(
         $(#[$doc:meta])*
         $ask:ident => $variant:ident $(($content:ty))? $({ $($field:ident: $type:ty),* })?
             -> $output:ty: $($outcome:pat => $value:expr),+;
+            $does:ident, asker $asker:ident, waits $waits:ident, again $again:tt $(, about $about:ident)?;
     )*) => {
         /// An operation on one conversation, by one user. The conversation's owner answers operations in order.
         #[derive(Debug, Clone, Serialize, Deserialize)]
         pub enum Operation {
             $($(#[$doc])* $variant $(($content))? $({ $($field: $type),* })?,)*
-            /// Repairs the conversation after a crash. The gateway of the owner does it with many operations, so no
-            /// owner gets this one. It never comes from a client.
-            Repair,
+        }
+
+        impl Operation {
+            /// Returns whether the operation changes nothing and publishes nothing.
+            pub(in crate::chat) fn only_reads(&self) -> bool {
+                match self {
+                    $(Self::$variant { .. } => operations!(@reads $does),)*
+                }
+            }
+
+            /// Returns whether the answer depends on the user who asks. It does not where anyone may read, and for gateways,
+            /// which are not participants.
+            pub(in crate::chat) fn depends_on_actor(&self, details: &Details) -> bool {
+                match self {
+                    $(Self::$variant { .. } => operations!(@asker $asker details),)*
+                }
+            }
+
+            /// Returns what must be committed before the operation is handled.
+            pub(in crate::chat) fn waits(&self) -> Waits {
+                match self {
+                    $(Self::$variant { .. } => Waits::$waits,)*
+                }
+            }
+
+            /// Returns the operation to retry with after an unknown outcome. `None` if a retry could apply it twice.
+            #[must_use]
+            pub fn again(&self) -> Option<Self> {
+                match self {
+                    $(Self::$variant { .. } => operations!(@again $again self),)*
+                }
+            }
+
+            /// Returns the user whom the operation changes, if that is not the one who asks.
+            pub(in crate::chat) fn subject(&self) -> Option<&UserId> {
+                match self {
+                    $($(Self::$variant { $about, .. } => Some($about),)?)*
+                    _ => None,
+                }
+            }
         }
 
         $(
@@ -85,6 +129,14 @@ macro_rules! operations {
             }
         )*
     };
+    (@reads reads) => { true };
+    (@reads writes) => { false };
+    (@asker always $details:ident) => { true };
+    (@asker never $details:ident) => { false };
+    (@asker private $details:ident) => { !$details.public };
+    (@again yes $operation:ident) => { Some($operation.clone()) };
+    (@again no $operation:ident) => { None };
+    (@again $with:ident $operation:ident) => { $with($operation) };
     (@type $ask:ident => $variant:ident($content:ty)) => {
         impl From<$ask> for Operation {
             fn from(content: $ask) -> Self {
@@ -116,91 +168,113 @@ macro_rules! operations {
     };
 }
 
+/// What must be committed before an operation is handled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::chat) enum Waits {
+    /// Nothing: changes are checked against what is appended.
+    Nothing,
+    /// The creation, and its rows.
+    Creation,
+    /// The rows of a dm. Otherwise a crash in between would leave a log without a conversation.
+    Dm,
+    /// What lets the asker read: their membership, or that anyone may.
+    Reading,
+    /// The asker's membership.
+    Membership,
+    /// Nothing, but the log of changes must have room.
+    Room,
+}
+
 operations! {
     // The creation of a group or channel is its first entry.
     Creation => Create(Creation) -> Created:
         Outcome::Created { existed } => Created { existed }, Outcome::Changed { .. } => Created { existed: false };
+        writes, asker always, waits Creation, again no;
     GetDetails => Details -> DetailsView: Outcome::Details(view) => view;
+        reads, asker always, waits Reading, again yes;
     GetParticipants => Participants { after: Option<UserId>, limit: usize } -> ParticipantsPage:
         Outcome::Participants(page) => page;
+        reads, asker always, waits Reading, again yes;
     AddParticipant => Add { user: UserId } -> Seq: Outcome::Changed { seq } => seq;
+        writes, asker always, waits Nothing, again no, about user;
     RemoveParticipant => Remove { user: UserId } -> Seq: Outcome::Changed { seq } => seq;
+        writes, asker always, waits Nothing, again no, about user;
     Join => Join -> Seq: Outcome::Changed { seq } => seq;
+        writes, asker always, waits Nothing, again no;
     Leave => Leave -> Seq: Outcome::Changed { seq } => seq;
+        writes, asker always, waits Nothing, again no;
     SetRole => SetRole { user: UserId, role: Role } -> Seq: Outcome::Changed { seq } => seq;
+        writes, asker always, waits Nothing, again no, about user;
     Update => Update { name: Option<String>, posting: Option<Posting>, public: Option<bool> } -> Seq:
         Outcome::Changed { seq } => seq;
-    // A gateway of an earlier build answers a repeated message with the page that contains it.
-    Draft => Send(Draft) -> SendAck: Outcome::Sent(sent) => sent, Outcome::History(page) => repeated(&page)?;
+        writes, asker always, waits Nothing, again no;
+    Draft => Send(Draft) -> SendAck: Outcome::Sent(sent) => sent;
+        writes, asker always, waits Dm, again as_retry;
     GetHistory => History { range: LogRange, limit: usize } -> Page: Outcome::History(page) => page;
+        reads, asker private, waits Reading, again yes;
     MarkRead => Read { seq: Seq } -> (): Outcome::Done => ();
+        writes, asker always, waits Membership, again yes;
     MarkDelivered => Delivered(MarkDelivered) -> (): Outcome::Done => ();
+        writes, asker always, waits Membership, again yes;
     ShowTyping => Typing -> (): Outcome::Done => ();
+        writes, asker always, waits Membership, again yes;
     /// Reads the newest entry, for users who may read the conversation.
     GetHead => Head -> Head: Outcome::Head(head) => *head;
+        reads, asker private, waits Reading, again yes;
     /// Reads the entries after one, for a gateway that lacks them. It never comes from a client.
     CatchUp => CatchUp { after: Seq, limit: usize } -> Page: Outcome::History(page) => page;
+        reads, asker never, waits Reading, again yes;
     EditMessage => Edit(EditMessage) -> Rev: Outcome::Revised { rev } => rev;
+        writes, asker always, waits Room, again unless_newer;
     DeleteMessages => Delete(DeleteMessages) -> Rev: Outcome::Revised { rev } => rev;
+        writes, asker always, waits Room, again yes;
     React => React(React) -> Rev: Outcome::Revised { rev } => rev;
+        writes, asker always, waits Room, again yes;
     GetReactors => Reactors(GetReactors) -> Reactors: Outcome::Reactors(reactors) => reactors;
+        reads, asker private, waits Reading, again yes;
     /// Reads the changes after a rev, for a user who may read the conversation.
     GetChanges => Changes { after: Rev, limit: usize } -> Changes: Outcome::Changes(changes) => changes;
+        reads, asker private, waits Reading, again yes;
     /// Reads the changes after a rev, for a gateway that lacks them. It never comes from a client.
     CatchUpChanges => CatchUpChanges { after: Rev, limit: usize } -> Changes: Outcome::Changes(changes) => changes;
+        reads, asker never, waits Reading, again yes;
     /// Returns which of these files a message has, for a user who may read the conversation.
     GetFiles => Files { files: Vec<AttachmentId> } -> Vec<AttachmentId>: Outcome::Files(files) => files;
+        reads, asker private, waits Reading, again yes;
     /// Returns whether a message has the file. If none has, no later message may have it (rule [erase-twice]). It never
     /// comes from a client.
     CheckFile => CheckFile { file: AttachmentId } -> FileUse: Outcome::FileUse(found) => found;
+        writes, asker never, waits Nothing, again yes;
     /// Sets the state of a consumer. The owner of [`state_of`] the consumer is its only writer (rule [version]). It never
     /// comes from a client.
     SetConsumer => SetConsumer { consumer: ConsumerName, enabled: bool, reason: Option<String> } -> ():
         Outcome::Done => ();
+        writes, asker never, waits Nothing, again yes;
+    /// Loads the conversation, so that its owner finishes the work of the previous one. It never comes from a client.
+    Load => Load -> (): Outcome::Done => ();
+        reads, asker never, waits Nothing, again yes;
+    /// Repairs the conversation after a crash. The gateway of the owner does it with many operations, so no owner gets
+    /// this one. It never comes from a client.
+    Repair => Repair -> (): Outcome::Done => ();
+        writes, asker never, waits Nothing, again yes;
 }
 
-/// An operation that only loads a conversation, so that its owner finishes the work of the previous one. Between
-/// gateways it is `Details`, which earlier builds know.
-#[derive(Debug, Clone, Copy)]
-pub struct Load;
-
-impl From<Load> for Operation {
-    fn from(Load: Load) -> Self {
-        Self::Details
-    }
+/// Says that a message may have been sent before.
+fn as_retry(operation: &Operation) -> Option<Operation> {
+    let Operation::Send(draft) = operation else {
+        return None;
+    };
+    let draft = Draft {
+        retry: true,
+        ..draft.clone()
+    };
+    Some(Operation::Send(draft))
 }
 
-impl Ask for Load {
-    type Output = ();
-
-    fn output(_: Outcome) -> Option<()> {
-        Some(())
-    }
-}
-
-/// An operation that repairs a conversation: see [`Conversations::repair_one`](super::Conversations::repair_one).
-#[derive(Debug, Clone, Copy)]
-pub struct Repair;
-
-impl From<Repair> for Operation {
-    fn from(Repair: Repair) -> Self {
-        Self::Repair
-    }
-}
-
-impl Ask for Repair {
-    type Output = ();
-
-    fn output(_: Outcome) -> Option<()> {
-        Some(())
-    }
-}
-
-fn repeated(page: &Page) -> Option<SendAck> {
-    match &page.entries[..] {
-        [entry] => Some(SendAck::of(entry, true)),
-        _ => None,
-    }
+/// A repeated edit without `base_rev` could undo a newer one.
+fn unless_newer(operation: &Operation) -> Option<Operation> {
+    let is_sure = matches!(operation, Operation::Edit(edit) if edit.base_rev.is_some());
+    is_sure.then(|| operation.clone())
 }
 
 /// A conversation to be created.
@@ -220,8 +294,7 @@ pub struct Creation {
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub struct MarkDelivered {
     pub seq: Seq,
-    /// Whether the session is away, so that its user has not seen anything. Gateways of earlier builds ignore it.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    /// Whether the session is away, so that its user has not seen anything.
     pub away: bool,
 }
 
@@ -241,8 +314,7 @@ pub struct EditMessage {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct NewContent {
     pub body: String,
-    /// All attachments that the message has afterwards. `None` keeps those that it has. A gateway of an earlier build cannot
-    /// read `None`, so the edit fails there, and erases no file.
+    /// All attachments that the message has afterwards. `None` keeps those that it has.
     pub attachments: Option<Vec<Attachment>>,
 }
 
@@ -345,9 +417,8 @@ pub struct DetailsView {
     pub head: Seq,
     #[serde(default, skip_serializing_if = "is_zero")]
     pub rev: Rev,
-    /// The number of people's messages that are not deleted. `None` from an earlier build.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub message_count: Option<u64>,
+    /// The number of people's messages that are not deleted.
+    pub message_count: u64,
     /// The role of that user. `None` if the user is not a participant.
     pub role: Option<Role>,
 }
@@ -365,12 +436,9 @@ pub struct Listed {
     pub user: UserId,
     pub role: Role,
     pub joined_seq: Seq,
-    delivered_seq: Seq,
-    read_seq: Seq,
-    /// Whether the two marks above are left out, because a channel shows them only to the user themselves. They are
-    /// then zero, because gateways of earlier versions understand only numbers.
-    #[serde(default)]
-    without_marks: bool,
+    /// The user's delivered and read marks, if the user who asks may know them: a channel shows them only to the user
+    /// themselves.
+    pub marks: Option<(Seq, Seq)>,
 }
 
 impl Listed {
@@ -388,20 +456,8 @@ impl Listed {
             role: *role,
             joined_seq: *joined_seq,
             // An entry that was read was delivered too.
-            delivered_seq: if with_marks {
-                *delivered_seq.max(read_seq)
-            } else {
-                0
-            },
-            read_seq: if with_marks { *read_seq } else { 0 },
-            without_marks: !with_marks,
+            marks: with_marks.then_some((*delivered_seq.max(read_seq), *read_seq)),
         }
-    }
-
-    /// Returns the user's delivered and read marks, if the user who asks may know them.
-    #[must_use]
-    pub fn marks(&self) -> Option<(Seq, Seq)> {
-        (!self.without_marks).then_some((self.delivered_seq, self.read_seq))
     }
 }
 
@@ -493,8 +549,7 @@ pub struct Head {
     #[serde(default, skip_serializing_if = "is_zero")]
     pub rev: Rev,
     /// [`Entry::texts`] of the newest entry.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub texts: Option<u64>,
+    pub texts: u64,
     /// The deleted entries of the conversation.
     #[serde(default, skip_serializing_if = "DeletedSeqs::is_empty")]
     pub deleted: DeletedSeqs,

@@ -304,7 +304,7 @@ impl Participants {
         let participant = self.known.get(user)?;
         let present = participant.is_in();
         // The row of a former participant loses its preview, because deletions do not correct it any more.
-        let is_shown = present || (entry.texts.is_some() && !self.is_channel());
+        let is_shown = present || !self.is_channel();
         let last = (present && !self.is_channel()).then(|| entry.last());
         let summary = InboxSummary {
             seq: entry.seq,
@@ -316,12 +316,12 @@ impl Participants {
             texts: entry.texts,
         };
         // Who joins has read everything before. A higher mark was stored with the texts up to it.
-        let is_own = entry.texts.is_none() || participant.read_seq == entry.seq;
+        let is_own = participant.read_seq == entry.seq;
         let read_seq = (present && is_own).then_some(participant.read_seq);
         Some(InboxWrite {
             summary: is_shown.then_some(summary),
             read_seq,
-            read_texts: read_seq.and(entry.texts),
+            read_texts: entry.texts,
             left_seq: participant.left_seq.filter(|_| !present),
             ..InboxWrite::of(user.clone(), self.conversation, self.details.kind)
         })

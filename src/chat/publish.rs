@@ -63,8 +63,8 @@ pub enum Body {
     /// This user is typing.
     Typing(UserId),
     /// The user of the audience has read a channel up to the publication's position, because they sent that entry. It
-    /// concerns their inbox only.
-    Read,
+    /// concerns their inbox only, and has the number of messages up to it.
+    Read(u64),
 }
 
 /// A user's membership in a conversation, after a change.
@@ -325,13 +325,13 @@ impl Publication {
 
     /// Returns the publication that `user` has read a channel up to `at`.
     #[must_use]
-    pub fn read(channel: ConversationId, at: Cursor, user: UserId) -> Self {
+    pub fn read(channel: ConversationId, at: Cursor, user: UserId, texts: u64) -> Self {
         Self {
             conversation: channel,
             at,
             audience: Audience::User(user),
             guarantee: Guarantee::BestEffort,
-            body: Body::Read,
+            body: Body::Read(texts),
         }
     }
 
@@ -341,7 +341,12 @@ impl Publication {
         let Body::Entry(entry) = &self.body else {
             return None;
         };
-        Some(Self::read(self.conversation, self.at, entry.sender.clone()))
+        Some(Self::read(
+            self.conversation,
+            self.at,
+            entry.sender.clone(),
+            entry.texts,
+        ))
     }
 
     /// Returns the same publication for some of the users it names.
@@ -382,7 +387,7 @@ impl fmt::Display for Publication {
             Body::Reacted(_) => f.write_str("reacted"),
             Body::File(notice) => write!(f, "{conversation} file {}", notice.file),
             Body::Typing(_) => f.write_str("typing"),
-            Body::Read => write!(f, "{conversation} read {seq} {users:?}"),
+            Body::Read(_) => write!(f, "{conversation} read {seq} {users:?}"),
         }
     }
 }

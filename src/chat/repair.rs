@@ -14,8 +14,7 @@ use super::{
 };
 use crate::{
     model::{
-        ConversationId, Cursor, Entry, GatewayId, Kind, LEVEL_CHANGES, Newest, Seq, UserId,
-        limits::PAGE_ENTRIES_MAX,
+        ConversationId, Cursor, Entry, GatewayId, Kind, Seq, UserId, limits::PAGE_ENTRIES_MAX,
     },
     store::{self, InboxKey, Store},
 };
@@ -114,15 +113,6 @@ impl Conversations {
         }
     }
 
-    /// An entry of a page as inboxes show it.
-    fn shown(&self, entry: &Entry, page: &Page) -> Newest {
-        let has_changes = self.environment().settings.level.get() >= LEVEL_CHANGES;
-        Newest {
-            texts: has_changes.then(|| entry.texts()),
-            ..entry.newest(page.state(entry.seq))
-        }
-    }
-
     /// Publishes that the newest changes happened, with the newest entry as it is now, and queues the rev for the inbox
     /// rows. Rule [repair]: the rows may lack it. Users who lack changes ask for them.
     async fn publish_changes_again(
@@ -138,7 +128,7 @@ impl Conversations {
         let changed = Changed {
             after: page.rev,
             items: Vec::new(),
-            newest: newest.map(|entry| Arc::new(self.shown(entry, page))),
+            newest: newest.map(|entry| Arc::new(entry.newest(page.state(entry.seq)))),
             deleted: None,
         };
         let audience = Audience::Members(members.clone());
@@ -180,7 +170,7 @@ impl Conversations {
                 Some(Confirmation::Immediate) | None => None,
             };
             let inbox = &environment.inbox;
-            let newest = self.shown(entry, page);
+            let newest = entry.newest(page.state(entry.seq));
             let sender = Some(&entry.sender);
             inbox.queue(conversation, members.cloned(), sender, newest);
             drop(guard);

@@ -214,7 +214,7 @@ mod tests {
             sender: user(),
             at: 1,
             content: Content::text("hi"),
-            texts: Some(seq),
+            texts: seq,
         })
     }
 

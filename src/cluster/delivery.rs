@@ -10,22 +10,20 @@ use std::{
 use metrics::gauge;
 use tokio::sync::oneshot;
 
-use super::{
-    changed::bounded,
-    home::Home,
-    interests::Interests,
-    link::Token,
-    local_sockets::LocalSockets,
-    lock,
-    message::{Delivered, PeerMessage, encode},
-    peers::Peers,
-    read,
-    view::View,
-    write,
-};
 use crate::{
     chat::{Audience, Body, Confirmation, Guarantee, Publication, Publish, RedeliveryGuard},
+    cluster::{
+        home::Home,
+        ring::view::View,
+        sockets::{events::bounded, interests::Interests, local_sockets::LocalSockets},
+        wire::{
+            link::Token,
+            message::{Delivered, PeerMessage, encode},
+            peers::Peers,
+        },
+    },
     model::{AttachmentId, ConversationId, Entry, GatewayId, Topic, UserId},
+    tasks::{lock, read, write},
 };
 
 pub struct Delivery {
@@ -97,8 +95,7 @@ impl Drop for OutstandingGuard {
 /// What is to be sent once the lock is released: the number of the part, its home, and the publication for its users.
 type ToSend = Vec<(u64, GatewayId, Publication)>;
 
-/// The part number of everything that is not outstanding. An acknowledgement of it, which earlier builds send, finds no
-/// part.
+/// The part number of everything that is not outstanding.
 const BEST_EFFORT: u64 = 0;
 
 impl Delivery {
@@ -140,7 +137,7 @@ impl Delivery {
             | Body::Reacted(_)
             | Body::File(_)
             | Body::Typing(_)
-            | Body::Read => {
+            | Body::Read(_) => {
                 self.sockets.deliver_publication(publication);
                 return Confirmation::Immediate;
             }
@@ -205,8 +202,7 @@ impl Delivery {
             outstanding.publications.insert(id, publication);
             let mut to_send = ToSend::new();
             outstanding.cut(id, users, &ring, &mut to_send);
-            let count = outstanding.publications.len();
-            gauge!("chat_publications_in_hand").set(count as f64);
+            outstanding.count();
             to_send
         };
         self.send(to_send);
@@ -374,8 +370,14 @@ impl Outstanding {
         moved
     }
 
+    /// Tells operators how many there are.
+    fn count(&self) {
+        gauge!("chat_publications_in_hand").set(self.publications.len() as f64);
+    }
+
     fn remove(&mut self, id: u64) -> Option<OutstandingPublication> {
         let removed = self.publications.remove(&id)?;
+        self.count();
         for number in &removed.parts {
             self.parts.remove(number);
         }

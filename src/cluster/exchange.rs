@@ -15,11 +15,15 @@ use std::{
 
 use tokio::time::{Instant, timeout};
 
-use super::{
-    delivery::Delivery, home::Home, members::MembershipAgent, peers::Peers, router::Router,
-};
 use crate::{
     chat::{Conversations, InboxWriter},
+    cluster::{
+        delivery::Delivery,
+        home::Home,
+        inward::{channels::Channels, here::Here, router::Router},
+        ring::members::MembershipAgent,
+        wire::peers::Peers,
+    },
     model::{ConversationId, Cursor, GatewayId},
     store::Store,
     tasks::Tasks,
@@ -38,7 +42,9 @@ pub struct Exchange {
     peers: Arc<Peers>,
     home: Arc<Home>,
     delivery: Arc<Delivery>,
+    here: Arc<Here>,
     router: Arc<Router>,
+    channels: Arc<Channels>,
     conversations: Conversations,
     inbox: Arc<InboxWriter>,
     store: Arc<dyn Store>,
@@ -54,46 +60,42 @@ pub struct Exchange {
 }
 
 impl Exchange {
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "the one place where all of them meet"
-    )]
     pub(super) fn new(
         members: Arc<MembershipAgent>,
         peers: Arc<Peers>,
-        home: Arc<Home>,
         delivery: Arc<Delivery>,
+        here: Arc<Here>,
         router: Arc<Router>,
-        conversations: Conversations,
+        channels: Arc<Channels>,
         inbox: Arc<InboxWriter>,
-        store: Arc<dyn Store>,
-        tasks: Tasks,
     ) -> Arc<Self> {
         Arc::new(Self {
             me: members.me(),
             told: AtomicU64::new(0),
             members,
             peers,
-            home,
+            home: here.home.clone(),
             delivery,
             router,
-            conversations,
+            channels,
+            conversations: here.conversations.clone(),
             inbox,
-            store,
-            tasks,
+            store: here.store.clone(),
+            tasks: here.tasks.clone(),
+            here,
             behind: Mutex::default(),
             leaving: Mutex::default(),
             cut_off: Mutex::default(),
         })
     }
 
-    /// Begins to listen to peers and to follow the ring, in tasks.
+    /// Begins to listen to peers and to tell them of the ring, in tasks.
     pub(super) fn start(self: &Arc<Self>) {
         let this = Arc::downgrade(self);
         self.members.give(self.conversations.clone(), this.clone());
         self.peers.start(this);
-        let (following, keeping, repairing) = (self.clone(), self.clone(), self.clone());
-        self.tasks.keep(move || following.clone().follow_ring());
+        let (telling, keeping, repairing) = (self.clone(), self.clone(), self.clone());
+        self.tasks.keep(move || telling.clone().tell_versions());
         self.tasks.keep(move || keeping.clone().keep_up());
         self.tasks.keep(move || repairing.clone().repair());
     }
@@ -119,9 +121,9 @@ impl Exchange {
             self.remove_unreachable().await;
             self.finish();
             self.delivery.send_refused();
-            self.router.follow_pending();
+            self.channels.tell_waiting();
             self.catch_up().await;
-            drop(timeout(RETRY_AFTER, self.router.sockets().following.notified()).await);
+            drop(timeout(RETRY_AFTER, self.here.sockets.more_untold.notified()).await);
         }
     }
 }

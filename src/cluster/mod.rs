@@ -1,74 +1,55 @@
 //! Who owns what, and the way there. `Router` carries requests inward, to a conversation's owner or a
-//! user's home; `Delivery` carries publications outward, to the sockets concerned. They meet only in [`Cluster::new`],
-//! which builds both, and in [`Exchange`], which hands the messages of peers to them.
+//! user's home; `Users` and `Channels` ask through it. `Delivery` carries publications outward, to the sockets concerned.
+//! They meet only in [`Cluster::new`], which builds all of them, and in [`Exchange`], which hands the messages of peers to
+//! them.
 //!
 //! With the embedded store the ring has one member and every hop is a function call.
 
-mod answers;
-mod attention;
-mod changed;
-mod channel_progress;
-mod channels;
 mod delivery;
-mod devices;
 mod exchange;
-mod finalize;
 mod home;
-mod inbox;
-mod interests;
-mod link;
-mod local;
-mod local_sockets;
-mod members;
-mod membership;
-mod memberships;
-mod message;
-mod network;
-mod overlay;
-mod peers;
-mod presence;
-mod pushes;
-mod pushing;
-mod raise;
-mod registrations;
-mod router;
-mod sessions;
-mod settings;
-mod status;
-mod unproven;
-mod upload_counts;
-mod uploads;
-mod view;
-mod view_changes;
+mod inward;
+mod ring;
+mod sockets;
+mod wire;
 
 use std::{sync::Arc, time::Duration};
 
-pub use attention::Attention;
-pub use changed::{changed_event, missed, state_of};
 pub use delivery::Delivery;
 pub use exchange::Exchange;
-pub use finalize::{Finalized, NotFinalized, finalize};
-pub use home::Home;
-pub use inbox::Inbox;
-pub use local_sockets::LocalSockets;
-pub use members::{MembershipAgent, NotJoined};
-pub use membership::{LEASE, Learned, Membership, Rule, may_join, raised};
-pub use memberships::InboxRef;
-pub use network::{Connection, Frames, Network, ToPeer, WebSockets};
-pub use pushes::{Pushes, ToNotify};
-pub use raise::{NotRaised, raise_ring};
-pub use router::Router;
-pub use status::{Status, StatusOf, status};
+pub use home::{Home, attention::Attention, pushes::Pushes};
+pub use inward::{channels::Channels, inbox::Inbox, router::Router, users::Users};
+use inward::{
+    gateways::{Gateways, Others},
+    here::Here,
+};
+pub use ring::{
+    finalize::{Finalized, NotFinalized, finalize},
+    members::{MembershipAgent, NotJoined},
+    membership::{LEASE, Learned, Membership, Rule, may_join, raised},
+    raise::{NotRaised, raise_ring},
+    status::{Status, StatusOf, status},
+    view::View,
+};
+use sockets::interests::Interests;
+pub use sockets::{
+    events::{changed_event, missed, state_of},
+    local_sockets::LocalSockets,
+};
 use tokio::time::{Instant, sleep, timeout, timeout_at};
-pub use view::View;
+use wire::peers::Peers;
+pub use wire::{
+    network::{Connection, Frames, Network, ToPeer, WebSockets},
+    question::{InboxRef, ToNotify},
+};
 
 use crate::{
     chat::{Conversations, InboxWriter, Lease, Publish},
     fanout::Hub,
     memory::Memory,
-    model::{AttachmentId, ConversationId, CurrentLevel, Level},
+    model::{AttachmentId, ConversationId},
     store::Store,
-    tasks::{Tasks, lock, read, write},
+    tasks::Tasks,
 };
 
 /// The time in which writes and publications in progress may end when this gateway leaves. Then the next owner does it.
@@ -86,10 +67,11 @@ pub struct PeerSettings {
 /// This gateway's part of a cluster, or all of it if there is no other gateway.
 pub struct Cluster {
     pub router: Arc<Router>,
+    pub users: Arc<Users>,
+    pub channels: Arc<Channels>,
     pub home: Arc<Home>,
     pub conversations: Conversations,
     pub inbox: Arc<InboxWriter>,
-    level: CurrentLevel,
     delivery: Arc<Delivery>,
     exchange: Option<Arc<Exchange>>,
 }
@@ -113,12 +95,12 @@ impl Cluster {
         let me = members.me();
         let ring = members.ring();
         let sockets = Arc::new(LocalSockets::new(hub.clone()));
-        let interests = Arc::new(interests::Interests::default());
+        let interests = Arc::new(Interests::default());
         let inbox = Arc::new(InboxWriter::new(store.clone(), memory));
         let ranks = inbox.ranks();
         let peers = peer_settings.map(|s| {
             let network = s.network.clone();
-            peers::Peers::new(me, &s.secret, network, ranks.clone(), tasks.clone())
+            Peers::new(me, &s.secret, network, ranks.clone(), tasks.clone())
         });
         let view = ring.load().as_ref().clone();
         let (here, others, known) = (sockets.clone(), peers.clone(), interests.clone());
@@ -128,51 +110,44 @@ impl Cluster {
         let delivery = Delivery::new(me, view, here, at_home, interests, others);
         let conversations = open(delivery.clone(), inbox.clone(), members.lease());
         let agent = members.clone();
-        let others = peers.clone().map(|peers| router::Others {
+        let others = peers.clone().map(|peers| Others {
             members: agent,
             peers,
         });
-        let router = Arc::new(Router::new(
-            me,
-            ring,
-            store.clone(),
-            conversations.clone(),
-            home.clone(),
+        let (at_home, here) = (home.clone(), sockets.clone());
+        let gateways = Gateways::new(me, ring, others, operation_timeout, at_home, here);
+        let here = Arc::new(Here {
+            gateways: Arc::new(gateways),
+            store: store.clone(),
+            conversations: conversations.clone(),
+            home: home.clone(),
             sockets,
-            others,
-            members.level(),
-            operation_timeout,
-            tasks.clone(),
-        ));
+            tasks: tasks.clone(),
+        });
+        let router = Arc::new(Router::new(here.clone()));
+        let users = Arc::new(Users::new(router.clone()));
+        let channels = Arc::new(Channels::new(router.clone()));
         let exchange = peers.map(|peers| {
             Exchange::new(
                 members.clone(),
                 peers,
-                home.clone(),
                 delivery.clone(),
+                here,
                 router.clone(),
-                conversations.clone(),
+                channels.clone(),
                 inbox.clone(),
-                store.clone(),
-                tasks.clone(),
             )
         });
         Self {
             router,
+            users,
+            channels,
             home,
             conversations,
             inbox,
-            level: members.level(),
             delivery,
             exchange,
         }
-    }
-
-    /// Returns the level of the ring. What a higher level adds is refused with `unavailable`, "not before all gateways are
-    /// upgraded".
-    #[must_use]
-    pub fn level(&self) -> Level {
-        self.level.get()
     }
 
     /// Returns the port through which publications leave, for those that no conversation's owner makes.

@@ -226,7 +226,6 @@ impl Config {
             page_bytes_max: self.limits.page_bytes(),
             edit_window: self.messages.edit_window(),
             reactions_coalesce: Duration::from_millis(self.messages.reactions_coalesce_ms),
-            level: crate::model::CurrentLevel::default(),
             consumers: None,
         }
     }

@@ -11,12 +11,12 @@ use super::{
     replays::Replays,
     scan::{self, Scan},
     states::States,
-    webhooks::dispatcher::{Dispatcher, Parts, Webhook},
+    webhooks::dispatcher::{Dependencies, Dispatcher, Webhook},
 };
 use crate::{
     chat::{self, Conversations},
     clock,
-    cluster::{self, Router},
+    cluster::{Cluster, Pushes},
     model::{ConsumerName, GatewayId, Kind},
     store::Store,
     tasks::Tasks,
@@ -93,12 +93,12 @@ impl Consumers {
     /// Starts everything. Returns the states of the consumers. `seed` makes pauses differ from those of other gateways.
     pub fn start(
         &self,
-        router: &Arc<Router>,
-        conversations: &Conversations,
+        cluster: &Cluster,
         store: &Arc<dyn Store>,
         tasks: &Tasks,
         seed: u64,
     ) -> Arc<States> {
+        let (router, conversations) = (&cluster.router, &cluster.conversations);
         let states = Arc::new(States {
             store: store.clone(),
             router: router.clone(),
@@ -128,7 +128,7 @@ impl Consumers {
             tasks.keep(move || scan.clone().run());
         }
         self.start_webhooks(conversations, &states, tasks, seed);
-        self.start_push(router, conversations, tasks);
+        self.start_push(cluster, tasks);
         states
     }
 
@@ -140,7 +140,7 @@ impl Consumers {
         seed: u64,
     ) {
         for (webhook, line) in &self.webhooks {
-            let parts = Parts {
+            let with = Dependencies {
                 follower: self.follower.clone(),
                 line: line.clone(),
                 conversations: conversations.clone(),
@@ -150,7 +150,7 @@ impl Consumers {
                 filter: webhook.filter.clone(),
             };
             let limits = webhook.limits;
-            tasks.keep(move || Dispatcher::new(parts.clone(), limits, seed).run());
+            tasks.keep(move || Dispatcher::new(with.clone(), limits, seed).run());
         }
         if !self.webhooks.is_empty() {
             let replays = Replays {
@@ -163,19 +163,20 @@ impl Consumers {
         }
     }
 
-    fn start_push(&self, router: &Arc<Router>, conversations: &Conversations, tasks: &Tasks) {
+    fn start_push(&self, cluster: &Cluster, tasks: &Tasks) {
         let Some((push, line)) = &self.push else {
             return;
         };
-        let decider = Decider::new(router.clone(), push.notifier.clone(), push.grace);
-        let pushes: Arc<dyn cluster::Pushes> = decider.clone();
-        router.on_push(&pushes);
+        let (router, users) = (cluster.router.clone(), cluster.users.clone());
+        let decider = Decider::new(router, users, push.notifier.clone(), push.grace);
+        let pushes: Arc<dyn Pushes> = decider.clone();
+        cluster.users.on_push(&pushes);
         tasks.keep(move || decider.clone().run());
         let asker = Asker {
             follower: self.follower.clone(),
             line: line.clone(),
-            router: router.clone(),
-            conversations: conversations.clone(),
+            users: cluster.users.clone(),
+            conversations: cluster.conversations.clone(),
             ttl: push.ttl,
         };
         tasks.keep(move || asker.clone().run());

@@ -4,8 +4,8 @@
 mod subscriptions;
 
 use std::sync::{
-    Arc, Mutex, OnceLock,
-    atomic::{AtomicBool, AtomicUsize, Ordering},
+    Arc, OnceLock,
+    atomic::{AtomicUsize, Ordering},
 };
 
 use dashmap::{DashMap, mapref::entry::Entry};
@@ -14,60 +14,20 @@ use indexmap::IndexMap;
 use metrics::{Counter, counter};
 use tokio::{task::yield_now, time::Instant};
 
-use self::subscriptions::Subscriptions;
 pub use self::subscriptions::TooMany;
 use super::{
     encoded::Encoded,
     lock,
-    outbox::Outbox,
     pace::Pace,
     passes::{Fate, Pass, Passes, Sockets},
     requests::{LongRequest, LongRequests},
+    subscriber::Subscriber,
 };
 use crate::{
     model::{SessionId, Topic, UserId},
-    protocol::{CloseCode, Codec},
+    protocol::CloseCode,
     tasks::{Tasks, contain},
 };
-
-/// A session as the receiver of publications. With the layout of [`Outbox`], everything that each frame needs is in the
-/// first 64 bytes after the two counters of an `Arc`, because the subscribers of a large topic do not fit into the
-/// nearest caches.
-#[derive(Debug)]
-#[repr(C)]
-pub struct Subscriber {
-    pub outbox: Outbox,
-    pub session: SessionId,
-    pub user: UserId,
-    /// `None` once the session has left, so that nothing subscribes it again.
-    subscriptions: Mutex<Option<Subscriptions>>,
-    /// Whether the user does not look at this session.
-    away: AtomicBool,
-}
-
-impl Subscriber {
-    #[must_use]
-    pub fn new(session: SessionId, user: UserId, codec: Codec, outbox_bytes_max: usize) -> Self {
-        let outbox = Outbox::new(codec, outbox_bytes_max);
-        Self {
-            session,
-            user,
-            outbox,
-            subscriptions: Mutex::new(Some(Subscriptions::new())),
-            away: AtomicBool::new(false),
-        }
-    }
-
-    /// Returns whether the user does not look at this session.
-    #[must_use]
-    pub fn is_away(&self) -> bool {
-        self.away.load(Ordering::Acquire)
-    }
-
-    pub fn set_away(&self, away: bool) {
-        self.away.store(away, Ordering::Release);
-    }
-}
 
 /// Sockets of a topic up to which the publisher writes its frames, while the map is locked. Above this size a pass does.
 const AT_ONCE_MAX: usize = 4;
@@ -356,7 +316,7 @@ pub(super) mod tests {
     use crate::{
         fanout::Frame,
         model::ConversationId,
-        protocol::{Event, PresenceItem},
+        protocol::{Codec, Event, PresenceItem},
     };
 
     pub(in crate::fanout) fn subscriber(session: u64) -> Arc<Subscriber> {

@@ -8,11 +8,13 @@ mod pace;
 mod passes;
 mod requests;
 mod shared_stream;
+mod subscriber;
 
 pub use encoded::{Encoded, Frame};
-pub use hub::{Admitted, Hub, Subscriber, TooMany};
+pub use hub::{Admitted, Hub, TooMany};
 pub use outbox::{Closing, Outbox};
 pub use requests::LongRequest;
 pub use shared_stream::{FrameWriter, SharedStream, WriteProgress};
+pub use subscriber::Subscriber;
 
 use crate::tasks::lock;

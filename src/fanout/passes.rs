@@ -18,8 +18,9 @@ use foldhash::quality::RandomState;
 use indexmap::IndexMap;
 
 use super::{
-    Outbox, Subscriber,
     encoded::{Encoded, Frame},
+    outbox::Outbox,
+    subscriber::Subscriber,
 };
 use crate::model::{SessionId, Topic};
 

@@ -18,11 +18,16 @@ use reqwest::{Client, Url};
 use rusty_s3::{Credentials, S3Action, UrlStyle, actions};
 
 use super::{
-    Part, Variant,
     directory::{FILES, INCOMING},
+    parts::Part,
+    signing::Variant,
     writing::{Writers, Writing},
 };
-use crate::{clock, model::AttachmentId};
+use crate::{
+    clock,
+    model::{AttachmentId, Millis},
+    mutation::{Mutation, broken},
+};
 
 /// The time for which the address of a part is valid.
 const PART_VALID: Duration = Duration::from_secs(3_600);
@@ -75,6 +80,27 @@ impl Object {
 /// The begin of an inspection, which bounds when it may write.
 #[derive(Clone, Copy, Debug)]
 pub struct Inspection(Timestamp);
+
+impl Inspection {
+    /// Begins an inspection.
+    #[must_use]
+    pub fn begin() -> Self {
+        Self(now())
+    }
+
+    /// Returns the time as of which its writes are signed (rule [write-window]), and for how long they are valid.
+    fn signed(self) -> (Timestamp, Duration) {
+        let is_broken = broken(Mutation::WriteWindow);
+        (if is_broken { now() } else { self.0 }, INSPECTION_MAX)
+    }
+
+    /// Returns the time after which the storage refuses a write that is sent now.
+    #[must_use]
+    pub fn writes_until(self) -> Millis {
+        let (signed, valid) = self.signed();
+        signed.as_millisecond() + Millis::try_from(valid.as_millis()).unwrap_or(Millis::MAX)
+    }
+}
 
 /// How a browser is to treat a download.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -135,12 +161,6 @@ impl Bucket {
     /// Signs a request of this gateway.
     fn sign<'a>(&self, action: &impl S3Action<'a>) -> Url {
         action.sign_with_time(REQUEST_VALID, &now())
-    }
-
-    /// Begins an inspection.
-    #[must_use]
-    pub fn inspection(&self) -> Inspection {
-        Inspection(now())
     }
 
     /// Returns the address to which a client sends a part, and nothing of another size.

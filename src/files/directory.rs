@@ -19,6 +19,7 @@ use std::{
 use tokio::fs::File;
 
 use super::{
+    signing::Variant,
     upload::Upload,
     writing::{Writers, Writing},
 };
@@ -26,39 +27,10 @@ use crate::{model::AttachmentId, private};
 
 pub(super) const INCOMING: &str = "incoming";
 pub(super) const FILES: &str = "files";
-const ORIGINAL: &str = "original";
-const THUMBNAIL: &str = "thumbnail";
 const SECRET: &str = "signing.key";
 const SECRET_BYTES: usize = 32;
 /// Files that uploads leave for others on the disk.
 const FILES_FREE_MIN: u64 = 10_000;
-
-/// A part of a file that can be downloaded.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Variant {
-    Original,
-    Thumbnail,
-}
-
-impl Variant {
-    /// Returns the variant with this name.
-    #[must_use]
-    pub fn named(name: &str) -> Option<Self> {
-        match name {
-            ORIGINAL => Some(Self::Original),
-            THUMBNAIL => Some(Self::Thumbnail),
-            _ => None,
-        }
-    }
-
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Original => ORIGINAL,
-            Self::Thumbnail => THUMBNAIL,
-        }
-    }
-}
 
 /// A directory for the bytes of files.
 #[derive(Debug)]
@@ -214,11 +186,11 @@ impl Directory {
                 ));
             }
             fs::create_dir_all(&folder)?;
-            match fs::rename(&from, folder.join(ORIGINAL)) {
+            match fs::rename(&from, folder.join(Variant::Original.name())) {
                 // An attempt before this one moved it.
                 Err(error)
                     if error.kind() == io::ErrorKind::NotFound
-                        && folder.join(ORIGINAL).exists() => {}
+                        && folder.join(Variant::Original.name()).exists() => {}
                 Err(error) => {
                     // It was given up meanwhile. Only an empty folder is removed.
                     let _ = fs::remove_dir(&folder);

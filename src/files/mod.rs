@@ -31,14 +31,14 @@ mod properties;
 pub use self::{
     bucket::{Bucket, BucketSettings, Inspection, Object, Treatment},
     decoder::{DECODER_ARGUMENT, DecoderError, decode, decoder_main},
-    directory::{Directory, Variant},
+    directory::Directory,
     image::{ALLOCATION_MAX, ImageError, ImageLimits, Processed, Thumbnail, process},
     kind::{DOWNLOAD, Format, HEAD_BYTES, Kind, is_inline, sniff},
     metadata::{MetadataError, strip},
     pace::Pace,
     parts::{PART_BYTES, Part, StoredPart, missing, parts},
     scanner::{NotScanned, Scanner, Verdict},
-    signing::{Signature, Signer, hexadecimal},
+    signing::{Signature, Signer, Variant, hexadecimal},
     upload::Upload,
     writing::Writing,
 };

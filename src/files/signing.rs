@@ -3,7 +3,6 @@
 
 use aws_lc_rs::{hkdf, hmac};
 
-use super::Variant;
 use crate::model::AttachmentId;
 
 /// The label of the key. It is derived from a secret that may have other uses.
@@ -11,6 +10,33 @@ const LABEL: &[u8] = b"chat-gateway attachments v1";
 
 /// Bytes of the name of a reader. They are random enough that no two users share one.
 const READER_BYTES: usize = 8;
+
+/// A part of a file that can be downloaded.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Variant {
+    Original,
+    Thumbnail,
+}
+
+impl Variant {
+    /// Returns the variant with this name.
+    #[must_use]
+    pub fn named(name: &str) -> Option<Self> {
+        match name {
+            "original" => Some(Self::Original),
+            "thumbnail" => Some(Self::Thumbnail),
+            _ => None,
+        }
+    }
+
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Original => "original",
+            Self::Thumbnail => "thumbnail",
+        }
+    }
+}
 
 /// The key of signed addresses.
 pub struct Signer {

@@ -48,8 +48,9 @@ use crate::{
     tasks::Tasks,
 };
 
-pub use eraser::Eraser;
+pub use eraser::{Dropped, Eraser, Erasing};
 pub use picture::PICTURE_OUTCOMES;
+pub use storage::FileBytes;
 use storage::Storage;
 use turns::Turns;
 
@@ -180,8 +181,7 @@ impl Files {
     }
 
     async fn row(&self, file: AttachmentId) -> store::Result<Option<FileRow>> {
-        let found = self.store.files(&[file]).await?;
-        Ok(found.into_iter().next().map(|(_, row)| row))
+        self.store.file(file).await
     }
 }
 

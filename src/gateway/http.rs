@@ -1,82 +1,44 @@
 //! The public port: the WebSocket, and the same requests over HTTP for back ends. Their bearer token has `role:
 //! service`; the header `chat-user` names the user for whom they act.
 
-pub(super) mod changes;
+pub(super) mod deletion;
 pub(super) mod devices;
 
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use axum::{
     Json, Router,
-    extract::State,
+    extract::{FromRequestParts as _, RawPathParams, State},
     http::{StatusCode, Uri},
     middleware,
     response::{IntoResponse, Response},
-    routing::{delete, get, post, put},
+    routing::{MethodFilter, delete, get, on, post},
 };
-use serde::Deserialize;
-use serde_json::json;
-use utoipa::{IntoParams, ToSchema};
+use serde::Serialize;
+use url::form_urlencoded;
+use utoipa::ToSchema;
 
 use super::{
-    Gateway, bodies,
-    development::{TokenRequest, token},
+    Gateway,
+    development::token,
     headers,
-    reply::{Body, Path, Query, refused, refused_with, respond},
+    reply::{Path, json, refused, refused_with, respond, wrong_path},
     requests,
-    service::{
-        ConversationsRead, ConversationsWrite, MessagesRead, MessagesWrite, PresenceRead, Service,
-        SessionsClose, audit,
-    },
+    service::{self, PresenceRead, Service, SessionsClose, audit},
     upgrade::upgrade,
 };
 use crate::{
-    model::{
-        Attachment, ClientId, ConversationId, Posting, Role, Seq, UserId, limits::ATTACHMENTS_MAX,
-    },
-    protocol::{
-        Create, ErrorCode, HistoryRequest, InboxRequest, Mark, Named, NamedUser,
-        ParticipantsRequest, PublicRequest, Refusal, Request, Send, SetRole, Update,
-        objects_at_most,
-    },
+    model::{ConversationId, Seq, UserId},
+    protocol::{ErrorCode, Given, Method, Refusal, Request, Rest, Route},
 };
 
 /// Returns the routes of the public port. `others` are added, and an unknown path is answered the same way.
 pub(super) fn routes(gateway: Arc<Gateway>, others: Router) -> Router {
     Router::new()
-        .route("/v1/inbox", get(inbox))
-        .route("/v1/public", get(public))
+        .merge(of_requests())
         .route("/v1/users/{user}/presence", get(presence))
         .route("/v1/users/{user}/sessions", delete(disconnect))
-        .route("/v1/conversations", post(create))
-        .route(
-            "/v1/conversations/{conversation}",
-            get(conversation).patch(update),
-        )
-        .route(
-            "/v1/conversations/{conversation}/messages",
-            get(history).post(send),
-        )
-        .route(
-            "/v1/conversations/{conversation}/participants",
-            get(participants).post(add),
-        )
-        .route(
-            "/v1/conversations/{conversation}/participants/{user}",
-            delete(remove),
-        )
-        .route(
-            "/v1/conversations/{conversation}/participants/{user}/role",
-            put(set_role),
-        )
-        .route("/v1/conversations/{conversation}/join", post(join))
-        .route("/v1/conversations/{conversation}/leave", post(leave))
-        .route("/v1/conversations/{conversation}/read", post(read))
-        .route(
-            "/v1/conversations/{conversation}/delivered",
-            post(delivered),
-        )
-        .merge(changes::routes())
+        .merge(deletion::routes())
         .merge(super::consumers::routes())
         .merge(super::files::routes(&gateway))
         .merge(devices::routes(&gateway))
@@ -108,62 +70,74 @@ async fn no_route(uri: Uri) -> Response {
 }
 
 type At = State<Arc<Gateway>>;
-type Of = Path<ConversationId>;
 
 async fn ask(gateway: &Gateway, acting: UserId, request: Request) -> Response {
     let answer = requests::handle(gateway, acting, request).await;
     respond(answer.unwrap_or(crate::protocol::Answer::Ok(Default::default())))
 }
 
-#[derive(Deserialize, IntoParams)]
-#[into_params(parameter_in = Query)]
-pub(super) struct InboxQuery {
-    limit: Option<usize>,
-    /// The `next` of the previous page.
-    before: Option<String>,
+/// Returns the routes of the requests in the table of requests.
+fn of_requests() -> Router<Arc<Gateway>> {
+    static ROUTES: LazyLock<Vec<Route>> = LazyLock::new(Request::routes);
+    ROUTES.iter().fold(Router::new(), |routes, route| {
+        let served = async move |State(gateway): At, request: axum::extract::Request| {
+            served(route, gateway, request)
+                .await
+                .unwrap_or_else(|refused| refused)
+        };
+        let method = match route.method {
+            Method::Get => MethodFilter::GET,
+            Method::Put => MethodFilter::PUT,
+            Method::Post => MethodFilter::POST,
+            Method::Patch => MethodFilter::PATCH,
+            Method::Delete => MethodFilter::DELETE,
+        };
+        routes.route(route.path, on(method, served))
+    })
 }
 
-/// Lists the user's conversations, newest first.
-#[utoipa::path(get, path = "/v1/inbox", params(InboxQuery), security(("service" = ["messages:read"])),
-    responses((status = 200, body = bodies::InboxPage), (status = "default", body = Refusal)))]
-pub(super) async fn inbox(
-    State(gateway): At,
-    service: Service<MessagesRead>,
-    Query(query): Query<InboxQuery>,
-) -> Response {
-    let InboxQuery { limit, before } = query;
-    ask(
-        &gateway,
-        service.acting,
-        Request::Inbox(InboxRequest { limit, before }),
-    )
-    .await
+/// Answers a request of a back end.
+async fn served(
+    route: &Route,
+    gateway: Arc<Gateway>,
+    request: axum::extract::Request,
+) -> Result<Response, Response> {
+    let (mut parts, body) = request.into_parts();
+    let acting = service::admitted(&parts, &gateway, route.scope)?;
+    let path = RawPathParams::from_request_parts(&mut parts, &()).await;
+    let path = path.map_err(|_| wrong_path())?;
+    let path: Vec<_> = path
+        .iter()
+        .map(|(name, word)| (name.to_owned(), word.to_owned()))
+        .collect();
+    if !path.iter().all(|(name, word)| is_right(name, word)) {
+        return Err(wrong_path());
+    }
+    let bytes;
+    let rest = if route.body.is_some() {
+        bytes = json(axum::extract::Request::from_parts(parts, body), &gateway).await?;
+        Rest::Body(&bytes)
+    } else {
+        let query = parts.uri.query().filter(|_| route.method == Method::Get);
+        Rest::Query(
+            form_urlencoded::parse(query.unwrap_or_default().as_bytes())
+                .into_owned()
+                .collect(),
+        )
+    };
+    let read = (route.read)(&Given { path: &path, rest });
+    let request = read.map_err(|text| refused(ErrorCode::BadRequest, text))?;
+    Ok(ask(&gateway, acting, request).await)
 }
 
-#[derive(Deserialize, IntoParams)]
-#[into_params(parameter_in = Query)]
-pub(super) struct PublicQuery {
-    limit: Option<usize>,
-    /// The `next` of the previous page.
-    #[param(value_type = Option<String>)]
-    after: Option<ConversationId>,
-}
-
-/// Lists public groups and channels.
-#[utoipa::path(get, path = "/v1/public", params(PublicQuery), security(("service" = ["conversations:read"])),
-    responses((status = 200, body = bodies::PublicPage), (status = "default", body = Refusal)))]
-pub(super) async fn public(
-    State(gateway): At,
-    service: Service<ConversationsRead>,
-    Query(query): Query<PublicQuery>,
-) -> Response {
-    let PublicQuery { limit, after } = query;
-    ask(
-        &gateway,
-        service.acting,
-        Request::Public(PublicRequest { after, limit }),
-    )
-    .await
+/// Whether a part of a path is what its name stands for.
+fn is_right(name: &str, word: &str) -> bool {
+    match name {
+        "conversation" => word.parse::<ConversationId>().is_ok(),
+        "user" => word.parse::<UserId>().is_ok(),
+        "seq" => word.parse::<Seq>().is_ok(),
+        _ => true,
+    }
 }
 
 /// Returns whether a user is online, and when they last were.
@@ -175,7 +149,7 @@ pub(super) async fn presence(
     _: Service<PresenceRead>,
     Path(user): Path<UserId>,
 ) -> Response {
-    match gateway.router.presence(&user).await {
+    match gateway.users.presence(&user).await {
         Ok(item) => Json(item).into_response(),
         Err(error) => respond(requests::refused(&error)),
     }
@@ -184,319 +158,22 @@ pub(super) async fn presence(
 /// Closes all connections of a user (4502). Their tokens stay valid, so revoke those first.
 #[utoipa::path(delete, path = "/v1/users/{user}/sessions", params(("user" = String, Path)),
     security(("service" = ["sessions:close"])),
-    responses((status = 200, body = bodies::Disconnected), (status = "default", body = Refusal)))]
+    responses((status = 200, body = Disconnected), (status = "default", body = Refusal)))]
 pub(super) async fn disconnect(
     State(gateway): At,
     _: Service<SessionsClose>,
     Path(user): Path<UserId>,
 ) -> Response {
-    match gateway.router.disconnect(&user).await {
-        Ok(closed) => Json(json!({"closed": closed})).into_response(),
+    match gateway.users.disconnect(&user).await {
+        Ok(closed) => Json(Disconnected { closed }).into_response(),
         Err(error) => respond(requests::refused(&error)),
     }
 }
 
-/// Creates a conversation, or returns the existing one.
-#[utoipa::path(post, path = "/v1/conversations", request_body = Create, security(("service" = ["conversations:write"])),
-    responses((status = 201, body = bodies::Created), (status = 200, body = bodies::Created),
-        (status = "default", body = Refusal)))]
-pub(super) async fn create(
-    State(gateway): At,
-    service: Service<ConversationsWrite>,
-    Body(create): Body<Create>,
-) -> Response {
-    ask(&gateway, service.acting, Request::Create(create)).await
+#[derive(Serialize, ToSchema)]
+pub(super) struct Disconnected {
+    closed: usize,
 }
 
-/// Returns the details of a conversation and its numbers of participants and messages.
-#[utoipa::path(get, path = "/v1/conversations/{conversation}", params(("conversation" = uuid::Uuid, Path)),
-    security(("service" = ["conversations:read"])),
-    responses((status = 200, body = crate::protocol::ConversationAnswer), (status = "default", body = Refusal)))]
-pub(super) async fn conversation(
-    State(gateway): At,
-    service: Service<ConversationsRead>,
-    Path(conversation): Of,
-) -> Response {
-    ask(
-        &gateway,
-        service.acting,
-        Request::Conversation(Named { conversation }),
-    )
-    .await
-}
-
-#[derive(Deserialize, ToSchema)]
-pub(super) struct UpdateBody {
-    name: Option<String>,
-    posting: Option<Posting>,
-    public: Option<bool>,
-}
-
-/// Changes the name, who may post, or whether the conversation is public.
-#[utoipa::path(patch, path = "/v1/conversations/{conversation}", request_body = UpdateBody,
-    params(("conversation" = uuid::Uuid, Path)), security(("service" = ["conversations:write"])),
-    responses((status = 200, body = crate::protocol::Okay), (status = "default", body = Refusal)))]
-pub(super) async fn update(
-    State(gateway): At,
-    service: Service<ConversationsWrite>,
-    Path(conversation): Of,
-    Body(UpdateBody {
-        name,
-        posting,
-        public,
-    }): Body<UpdateBody>,
-) -> Response {
-    let update = Update {
-        conversation,
-        name,
-        posting,
-        public,
-    };
-    ask(&gateway, service.acting, Request::Update(update)).await
-}
-
-#[derive(Deserialize, IntoParams)]
-#[into_params(parameter_in = Query)]
-pub(super) struct HistoryQuery {
-    before: Option<Seq>,
-    after: Option<Seq>,
-    around: Option<Seq>,
-    limit: Option<usize>,
-}
-
-/// Returns a page of the history, oldest first.
-#[utoipa::path(get, path = "/v1/conversations/{conversation}/messages",
-    params(("conversation" = uuid::Uuid, Path), HistoryQuery), security(("service" = ["messages:read"])),
-    responses((status = 200, body = crate::protocol::HistoryPage), (status = "default", body = Refusal)))]
-pub(super) async fn history(
-    State(gateway): At,
-    service: Service<MessagesRead>,
-    Path(conversation): Of,
-    Query(HistoryQuery {
-        before,
-        after,
-        around,
-        limit,
-    }): Query<HistoryQuery>,
-) -> Response {
-    let request = HistoryRequest {
-        conversation,
-        before,
-        after,
-        around,
-        limit,
-    };
-    ask(&gateway, service.acting, Request::History(request)).await
-}
-
-#[derive(Deserialize, ToSchema)]
-pub(super) struct SendBody {
-    #[schema(value_type = String, format = Uuid)]
-    client_id: ClientId,
-    body: String,
-    #[serde(default, deserialize_with = "objects_at_most::<_, _, ATTACHMENTS_MAX>")]
-    attachments: Vec<Attachment>,
-    #[serde(default)]
-    reply_to: Option<Seq>,
-    #[serde(default)]
-    retry: bool,
-}
-
-/// Sends a message. It is stored durably before the answer.
-#[utoipa::path(post, path = "/v1/conversations/{conversation}/messages", request_body = SendBody,
-    params(("conversation" = uuid::Uuid, Path)), security(("service" = ["messages:write"])),
-    responses((status = 200, body = crate::protocol::Sent), (status = "default", body = Refusal)))]
-pub(super) async fn send(
-    State(gateway): At,
-    service: Service<MessagesWrite>,
-    Path(conversation): Of,
-    Body(SendBody {
-        client_id,
-        body,
-        attachments,
-        reply_to,
-        retry,
-    }): Body<SendBody>,
-) -> Response {
-    let send = Send {
-        conversation,
-        client_id,
-        body,
-        attachments,
-        reply_to,
-        retry,
-    };
-    ask(&gateway, service.acting, Request::Send(send)).await
-}
-
-#[derive(Deserialize, IntoParams)]
-#[into_params(parameter_in = Query)]
-pub(super) struct ParticipantsQuery {
-    limit: Option<usize>,
-    /// The `next` of the previous page.
-    #[param(value_type = Option<String>)]
-    after: Option<UserId>,
-}
-
-/// Lists the participants with their roles and watermarks.
-#[utoipa::path(get, path = "/v1/conversations/{conversation}/participants",
-    params(("conversation" = uuid::Uuid, Path), ParticipantsQuery), security(("service" = ["conversations:read"])),
-    responses((status = 200, body = bodies::ParticipantsPage), (status = "default", body = Refusal)))]
-pub(super) async fn participants(
-    State(gateway): At,
-    service: Service<ConversationsRead>,
-    Path(conversation): Of,
-    Query(ParticipantsQuery { limit, after }): Query<ParticipantsQuery>,
-) -> Response {
-    let request = ParticipantsRequest {
-        conversation,
-        after,
-        limit,
-    };
-    ask(&gateway, service.acting, Request::Participants(request)).await
-}
-
-/// Adds a user.
-#[utoipa::path(post, path = "/v1/conversations/{conversation}/participants", request_body = TokenRequest,
-    params(("conversation" = uuid::Uuid, Path)), security(("service" = ["conversations:write"])),
-    responses((status = 200, body = crate::protocol::Okay), (status = "default", body = Refusal)))]
-pub(super) async fn add(
-    State(gateway): At,
-    service: Service<ConversationsWrite>,
-    Path(conversation): Of,
-    Body(TokenRequest { user }): Body<TokenRequest>,
-) -> Response {
-    ask(
-        &gateway,
-        service.acting,
-        Request::Add(NamedUser { conversation, user }),
-    )
-    .await
-}
-
-/// Removes a user.
-#[utoipa::path(delete, path = "/v1/conversations/{conversation}/participants/{user}",
-    params(("conversation" = uuid::Uuid, Path), ("user" = String, Path)), security(("service" = ["conversations:write"])),
-    responses((status = 200, body = crate::protocol::Okay), (status = "default", body = Refusal)))]
-pub(super) async fn remove(
-    State(gateway): At,
-    service: Service<ConversationsWrite>,
-    Path((conversation, user)): Path<(ConversationId, UserId)>,
-) -> Response {
-    ask(
-        &gateway,
-        service.acting,
-        Request::Remove(NamedUser { conversation, user }),
-    )
-    .await
-}
-
-#[derive(Deserialize, ToSchema)]
-pub(super) struct RoleBody {
-    role: Role,
-}
-
-/// Changes the role of a participant.
-#[utoipa::path(put, path = "/v1/conversations/{conversation}/participants/{user}/role", request_body = RoleBody,
-    params(("conversation" = uuid::Uuid, Path), ("user" = String, Path)), security(("service" = ["conversations:write"])),
-    responses((status = 200, body = crate::protocol::Okay), (status = "default", body = Refusal)))]
-pub(super) async fn set_role(
-    State(gateway): At,
-    service: Service<ConversationsWrite>,
-    Path((conversation, user)): Path<(ConversationId, UserId)>,
-    Body(RoleBody { role }): Body<RoleBody>,
-) -> Response {
-    ask(
-        &gateway,
-        service.acting,
-        Request::SetRole(SetRole {
-            conversation,
-            user,
-            role,
-        }),
-    )
-    .await
-}
-
-/// Adds the acting user to a public conversation.
-#[utoipa::path(post, path = "/v1/conversations/{conversation}/join", params(("conversation" = uuid::Uuid, Path)),
-    security(("service" = ["conversations:write"])),
-    responses((status = 200, body = crate::protocol::Okay), (status = "default", body = Refusal)))]
-pub(super) async fn join(
-    State(gateway): At,
-    service: Service<ConversationsWrite>,
-    Path(conversation): Of,
-) -> Response {
-    ask(
-        &gateway,
-        service.acting,
-        Request::Join(Named { conversation }),
-    )
-    .await
-}
-
-/// Removes the acting user from the conversation.
-#[utoipa::path(post, path = "/v1/conversations/{conversation}/leave", params(("conversation" = uuid::Uuid, Path)),
-    security(("service" = ["conversations:write"])),
-    responses((status = 200, body = crate::protocol::Okay), (status = "default", body = Refusal)))]
-pub(super) async fn leave(
-    State(gateway): At,
-    service: Service<ConversationsWrite>,
-    Path(conversation): Of,
-) -> Response {
-    ask(
-        &gateway,
-        service.acting,
-        Request::Leave(Named { conversation }),
-    )
-    .await
-}
-
-#[derive(Deserialize, ToSchema)]
-pub(super) struct MarkBody {
-    seq: Seq,
-}
-
-/// Marks everything up to `seq` as read by the acting user.
-#[utoipa::path(post, path = "/v1/conversations/{conversation}/read", request_body = MarkBody,
-    params(("conversation" = uuid::Uuid, Path)), security(("service" = ["messages:write"])),
-    responses((status = 200, body = crate::protocol::Okay), (status = "default", body = Refusal)))]
-pub(super) async fn read(
-    State(gateway): At,
-    service: Service<MessagesWrite>,
-    Path(conversation): Of,
-    Body(MarkBody { seq }): Body<MarkBody>,
-) -> Response {
-    ask(
-        &gateway,
-        service.acting,
-        Request::Read(Mark {
-            conversation,
-            seq,
-            away: false,
-        }),
-    )
-    .await
-}
-
-/// Marks everything up to `seq` as delivered to the acting user.
-#[utoipa::path(post, path = "/v1/conversations/{conversation}/delivered", request_body = MarkBody,
-    params(("conversation" = uuid::Uuid, Path)), security(("service" = ["messages:write"])),
-    responses((status = 200, body = crate::protocol::Okay), (status = "default", body = Refusal)))]
-pub(super) async fn delivered(
-    State(gateway): At,
-    service: Service<MessagesWrite>,
-    Path(conversation): Of,
-    Body(MarkBody { seq }): Body<MarkBody>,
-) -> Response {
-    ask(
-        &gateway,
-        service.acting,
-        Request::Delivered(Mark {
-            conversation,
-            seq,
-            away: false,
-        }),
-    )
-    .await
-}
+#[cfg(test)]
+mod tests;

@@ -4,11 +4,12 @@
 mod address;
 mod admin;
 mod admission;
-mod bodies;
 mod conditions;
 mod consumers;
 mod development;
 mod files;
+#[cfg(test)]
+mod fixture;
 mod headers;
 mod host;
 mod http;
@@ -32,7 +33,7 @@ use governor::{DefaultKeyedRateLimiter, Quota, RateLimiter};
 
 use crate::{
     auth::Tokens,
-    cluster::Router,
+    cluster::{Channels, Cluster, Router, Users},
     config::{self, Config},
     consumers::{Control, push},
     fanout::Hub,
@@ -42,13 +43,15 @@ use crate::{
 
 pub use admin::Admin;
 pub use admission::{Admission, REFUSED_CONNECTS};
-pub use files::{Eraser, Files, PICTURE_OUTCOMES};
+pub use files::{Dropped, Eraser, Erasing, FileBytes, Files, PICTURE_OUTCOMES};
 pub use listener::{bind, serve};
 pub use service::SCOPES;
 
 /// The parts that every session and HTTP request uses.
 pub struct Gateway {
     pub(crate) router: Arc<Router>,
+    pub(crate) users: Arc<Users>,
+    pub(crate) channels: Arc<Channels>,
     pub(crate) hub: Arc<Hub>,
     pub(crate) tokens: Tokens,
     pub(crate) limits: config::Limits,
@@ -77,7 +80,7 @@ impl Gateway {
     #[must_use]
     pub fn new(
         config: &Config,
-        router: Arc<Router>,
+        cluster: &Cluster,
         hub: Arc<Hub>,
         tokens: Tokens,
         tasks: Tasks,
@@ -91,7 +94,9 @@ impl Gateway {
         ));
         let rates = rates::Rates::new(&limits, limits.bytes_burst());
         Self {
-            router,
+            router: cluster.router.clone(),
+            users: cluster.users.clone(),
+            channels: cluster.channels.clone(),
             hub,
             tokens,
             limits,
@@ -132,7 +137,7 @@ impl Gateway {
 
     /// Sends the presence changes collected since the last call. It is called every few seconds.
     pub async fn flush_presence(&self) {
-        self.router.flush_presence().await;
+        self.users.flush_presence().await;
     }
 
     /// Returns the routes of the public port.

@@ -1,18 +1,23 @@
 //! The OpenAPI document of the HTTP interface, generated from the routes.
 
-use std::sync::LazyLock;
+use std::{mem::take, sync::LazyLock};
 
 use axum::{http::header, response::IntoResponse};
 use bytes::Bytes;
 use utoipa::{
-    Modify, OpenApi,
+    Modify, OpenApi, PartialSchema,
     openapi::{
-        Components, RefOr,
-        security::{HttpAuthScheme, HttpBuilder, SecurityScheme},
+        Components, Content, HttpMethod, PathItem, Ref, RefOr, Required, ResponseBuilder,
+        ResponsesBuilder, Schema, Type,
+        path::{Operation, Parameter, ParameterIn},
+        request_body::RequestBodyBuilder,
+        schema::SchemaType,
+        security::{HttpAuthScheme, HttpBuilder, SecurityRequirement, SecurityScheme},
     },
 };
 
 use super::{consumers, development, files, http};
+use crate::protocol::{Method, Request, Route};
 
 #[derive(OpenApi)]
 #[openapi(
@@ -21,19 +26,134 @@ use super::{consumers, development, files, http};
         token's own user. The token has `role` = `service`, and its `scope` names what each operation lists under \
         `security`."),
     paths(
-        development::token, http::inbox, http::public, http::presence, http::disconnect, http::create,
-        http::conversation, http::update, http::history, http::send, http::participants, http::add,
-        http::remove, http::set_role, http::join, http::leave, http::read, http::delivered,
-        http::changes::edit, http::changes::delete_one, http::changes::delete, http::changes::react,
-        http::changes::unreact, http::changes::reactions, http::changes::changes,
+        development::token, http::presence, http::disconnect, http::deletion::delete_one, http::deletion::delete,
         http::devices::list, http::devices::set, http::devices::remove,
         consumers::list, consumers::test, consumers::enable, consumers::disable, consumers::replay, consumers::skipped,
         files::upload::begin, files::upload::options, files::upload::offset, files::append::append,
         files::upload::give_up, files::parts::list, files::parts::complete, files::download::redirect, files::download::file,
     ),
-    modifiers(&Bearer, &Descriptions),
+    modifiers(&Requests, &Bearer, &Descriptions),
 )]
 struct Document;
+
+/// Adds the requests of the table of requests.
+struct Requests;
+
+impl Modify for Requests {
+    fn modify(&self, document: &mut utoipa::openapi::OpenApi) {
+        let components = document.components.get_or_insert_with(Components::new);
+        for route in Request::routes() {
+            let described = Operations::of(&route);
+            components.schemas.extend(described.schemas);
+            let method = match route.method {
+                Method::Get => HttpMethod::Get,
+                Method::Put => HttpMethod::Put,
+                Method::Post => HttpMethod::Post,
+                Method::Patch => HttpMethod::Patch,
+                Method::Delete => HttpMethod::Delete,
+            };
+            let item = PathItem::new(method, described.operation);
+            let paths = &mut document.paths.paths;
+            match paths.get_mut(route.path) {
+                Some(known) => known.merge_operations(item),
+                None => drop(paths.insert(route.path.into(), item)),
+            }
+        }
+    }
+}
+
+/// An operation, and the types that it names.
+struct Operations {
+    operation: Operation,
+    schemas: Vec<(String, RefOr<Schema>)>,
+}
+
+impl Operations {
+    fn of(route: &Route) -> Self {
+        let (fields, answer) = ((route.fields)(), (route.answer)());
+        let mut schemas = [fields.others, answer.others].concat();
+        let RefOr::T(Schema::Object(mut object)) = fields.schema else {
+            unreachable!("the fields of a request are an object");
+        };
+        let mut operation = Operation::new();
+        operation.summary = Some(route.description.trim().to_owned());
+        let mut parameters = Vec::new();
+        for name in named_in(route.path) {
+            object.required.retain(|required| required != name);
+            let schema = object.properties.remove(name);
+            parameters.push(parameter(name, ParameterIn::Path, true, schema));
+        }
+        if let Some(body) = route.body {
+            schemas.push((body.to_owned(), Schema::Object(object).into()));
+            let content = Content::new(Some(Ref::from_schema_name(body)));
+            let body = RequestBodyBuilder::new().content("application/json", content);
+            operation.request_body = Some(body.required(Some(Required::True)).build().into());
+        } else if route.method == Method::Get {
+            for (name, schema) in object.properties {
+                let required = object.required.contains(&name);
+                parameters.push(parameter(&name, ParameterIn::Query, required, Some(schema)));
+            }
+        }
+        let parameters: Vec<_> = parameters.into_iter().map(RefOr::T).collect();
+        operation.parameters = (!parameters.is_empty()).then_some(parameters);
+        let response = |name: &str| {
+            let content = Content::new(Some(Ref::from_schema_name(name)));
+            ResponseBuilder::new()
+                .content("application/json", content)
+                .build()
+        };
+        let mut responses = ResponsesBuilder::new().response("200", response(&answer.name));
+        if route.path == "/v1/conversations" {
+            responses = responses.response("201", response(&answer.name));
+        }
+        operation.responses = responses.response("default", response("Refusal")).build();
+        let scope = SecurityRequirement::new("service", [route.scope]);
+        operation.security = Some(vec![scope]);
+        schemas.push((answer.name, answer.schema));
+        Self { operation, schemas }
+    }
+}
+
+/// Returns the names of the fields in a path.
+fn named_in(path: &str) -> impl Iterator<Item = &str> {
+    path.split('/')
+        .filter_map(|part| part.strip_prefix('{')?.strip_suffix('}'))
+}
+
+fn parameter(
+    name: &str,
+    place: ParameterIn,
+    required: bool,
+    schema: Option<RefOr<Schema>>,
+) -> Parameter {
+    let mut parameter = Parameter::new(name);
+    parameter.parameter_in = place;
+    parameter.required = if required {
+        Required::True
+    } else {
+        Required::False
+    };
+    // A parameter is there, or it is not.
+    parameter.schema = match schema {
+        Some(RefOr::T(Schema::OneOf(either))) => either.items.into_iter().next(),
+        // The only number in a path.
+        _ if name == "seq" => Some(u64::schema()),
+        schema => schema,
+    };
+    if let Some(RefOr::Ref(named)) = &mut parameter.schema {
+        parameter.description = Some(take(&mut named.description)).filter(|text| !text.is_empty());
+    }
+    if let Some(RefOr::T(Schema::Object(object))) = &mut parameter.schema {
+        parameter.description = object.description.take();
+        if let SchemaType::Array(types) = &mut object.schema_type {
+            types.retain(|of| *of != Type::Null);
+            if let [of] = &types[..] {
+                object.schema_type = SchemaType::Type(of.clone());
+            }
+        }
+    }
+    parameter
+}
 
 struct Bearer;
 
@@ -124,4 +244,14 @@ pub(super) async fn served() -> impl IntoResponse {
     static TEXT: LazyLock<Bytes> =
         LazyLock::new(|| document().to_json().unwrap_or_default().into());
     ([(header::CONTENT_TYPE, "application/json")], TEXT.clone())
+}
+
+#[cfg(test)]
+mod tests {
+    /// Clients are generated from the document.
+    #[test]
+    fn the_document_is_the_golden_one() {
+        let text = super::document().to_pretty_json().unwrap() + "\n";
+        crate::golden::check("openapi.json", &text);
+    }
 }

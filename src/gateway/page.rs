@@ -31,7 +31,7 @@ fn policy(bucket: Option<&str>) -> Option<HeaderValue> {
     HeaderValue::from_str(&text).ok()
 }
 
-const FILES: [(&str, &str, &[u8]); 6] = [
+const FILES: [(&str, &str, &[u8]); 8] = [
     (
         "/",
         "text/html; charset=utf-8",
@@ -48,6 +48,11 @@ const FILES: [(&str, &str, &[u8]); 6] = [
         include_bytes!("../../client-js/page/dist/msgpack.js"),
     ),
     (
+        "/emoji.js",
+        "text/javascript; charset=utf-8",
+        include_bytes!("../../client-js/page/dist/emoji.js"),
+    ),
+    (
         "/worker.js",
         "text/javascript; charset=utf-8",
         include_bytes!("../../client-js/page/dist/worker.js"),
@@ -61,6 +66,11 @@ const FILES: [(&str, &str, &[u8]); 6] = [
         "/icon.svg",
         "image/svg+xml",
         include_bytes!("../../client-js/page/dist/icon.svg"),
+    ),
+    (
+        "/licenses.md",
+        "text/markdown; charset=utf-8",
+        include_bytes!("../../client-js/page/dist/licenses.md"),
     ),
 ];
 

@@ -171,7 +171,7 @@ mod tests {
                 sender: UserId::new("alice").unwrap(),
                 at: 1,
                 content: Content::text("x".repeat(length)),
-                texts: None,
+                texts: 0,
             }),
             state: None,
             mine: None,

@@ -18,46 +18,13 @@ use tokio::time::Instant;
 
 use crate::{
     config::Limits,
-    model::{
-        UserId,
-        limits::{CONNECT_BYTES, DELETE_SEQS_MAX},
-    },
-    protocol::{Answer, AttachmentUrls, Delete, ErrorCode, Refusal, Request, Users},
+    model::{UserId, limits::CONNECT_BYTES},
+    protocol::{Answer, ErrorCode, Refusal},
 };
 
 /// The longest wait for bytes that a user owes. It is shorter than the time after which a client considers a silent
 /// connection dead (the SDK: 6 s).
 pub(super) const BYTES_WAIT_MAX: Duration = Duration::from_secs(5);
-
-/// The cost of watching a user, because their last-seen time is read.
-const WATCH_BYTES: usize = 512;
-/// The cost of a page of an inbox, because many rows are read.
-const INBOX_BYTES: usize = 64 << 10;
-/// The cost of a page of public conversations, participants, reactions or changes, even if few rows are returned.
-const LISTING_BYTES: usize = 16 << 10;
-/// The cost of the address of a file, because the file, its references and a message are read.
-const FILE_BYTES: usize = 2 << 10;
-/// The cost of each further message that one request deletes. So 256 of them take a budget of the default size, and then
-/// as long as separate requests.
-const DELETE_BYTES: usize = 8 << 10;
-
-/// Returns the cost in bytes of the work for a request, in addition to its size and its answer.
-pub(super) fn work_bytes(request: &Request) -> usize {
-    match request {
-        Request::Watch(Users { users }) => users.len() * WATCH_BYTES,
-        Request::Inbox(_) => INBOX_BYTES,
-        Request::Public(_)
-        | Request::Participants(_)
-        | Request::Reactions(_)
-        | Request::Changes(_) => LISTING_BYTES,
-        Request::AttachmentUrls(AttachmentUrls { ids }) => ids.len() * FILE_BYTES,
-        // A longer list is refused.
-        Request::Delete(Delete { seqs, .. }) if seqs.len() <= DELETE_SEQS_MAX => {
-            seqs.len().saturating_sub(1) * DELETE_BYTES
-        }
-        _ => 0,
-    }
-}
 
 /// The rates of all users who are connected or were recently.
 pub(super) struct Rates {
@@ -276,6 +243,7 @@ pub(super) fn wait(not_until: &NotUntil<<DefaultClock as Clock>::Instant>) -> Wa
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::protocol::{Delete, Request};
 
     fn user(name: &str) -> UserId {
         UserId::new(name).unwrap()
@@ -352,14 +320,16 @@ mod tests {
     #[test]
     fn a_deletion_costs_as_much_as_the_messages_it_names() {
         let delete = |count: usize| {
-            work_bytes(&Request::Delete(Delete {
+            let request = Request::Delete(Delete {
                 conversation: crate::model::ConversationId::random(),
                 seqs: vec![1; count],
                 as_moderator: false,
-            }))
+            });
+            request.work_bytes()
         };
-        assert_eq!((delete(0), delete(1), delete(3)), (0, 0, 2 * DELETE_BYTES));
-        assert_eq!(delete(256), 255 * DELETE_BYTES);
+        let each = delete(2);
+        assert_eq!((delete(0), delete(1), delete(3)), (0, 0, 2 * each));
+        assert_eq!(delete(256), 255 * each);
         assert_eq!(delete(257), 0, "it is refused without any work");
         let limits = Limits::default();
         let seconds = delete(256) as u32 / limits.request_bytes_per_second;

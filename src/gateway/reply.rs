@@ -15,7 +15,7 @@ use tokio::time::timeout;
 use super::Gateway;
 use crate::{
     model::{ConversationId, limits::LAST_REQUEST},
-    protocol::{Answer, ErrorCode, Refusal, body},
+    protocol::{Answer, Created, ErrorCode, Refusal, body},
 };
 
 const WRONG_PATH: &str = "a part of the path is not what it must be: conversations and files are UUIDs, seqs are whole numbers, and \
@@ -73,10 +73,10 @@ pub(super) fn respond(answer: Answer) -> Response {
                 .map(|ms| ms.div_ceil(1000).to_string());
             (status.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR), after)
         }
-        Answer::Created {
+        Answer::Created(Created {
             existed,
             conversation,
-        } => {
+        }) => {
             said.conversation = Some(*conversation);
             let status = if *existed {
                 StatusCode::OK
@@ -103,45 +103,54 @@ impl<T: DeserializeOwned> FromRequest<Arc<Gateway>> for Body<T> {
         request: axum::extract::Request,
         gateway: &Arc<Gateway>,
     ) -> Result<Self, Response> {
-        if !is_json(request.headers()) {
-            let status = StatusCode::UNSUPPORTED_MEDIA_TYPE;
-            let text = "the body must be JSON, with content-type: application/json".into();
-            return Err(refused_with(status, ErrorCode::BadRequest, text));
+        let bytes = json(request, gateway).await?;
+        body(&bytes)
+            .map(Self)
+            .map_err(|text| refused(ErrorCode::BadRequest, text))
+    }
+}
+
+/// Returns the bytes of a JSON body.
+pub(super) async fn json(
+    request: axum::extract::Request,
+    gateway: &Arc<Gateway>,
+) -> Result<Bytes, Response> {
+    if !is_json(request.headers()) {
+        let status = StatusCode::UNSUPPORTED_MEDIA_TYPE;
+        let text = "the body must be JSON, with content-type: application/json".into();
+        return Err(refused_with(status, ErrorCode::BadRequest, text));
+    }
+    // The limit of the route shortens the body that the head announces.
+    let announced = request.body().size_hint().lower();
+    let request = request.with_limited_body();
+    let limit = request.body().size_hint().lower();
+    if limit < announced {
+        let text = format!("a body has at most {limit} bytes");
+        return Err(refused(ErrorCode::TooLarge, text));
+    }
+    let bytes = timeout(BODY_TIMEOUT, Bytes::from_request(request, gateway));
+    let bytes = tokio::select! {
+        bytes = bytes => bytes,
+        // Nothing has begun, so the client can repeat the request elsewhere.
+        () = gateway.tasks.drained_for(LAST_REQUEST) => {
+            return Err(stopping());
         }
-        // The limit of the route shortens the body that the head announces.
-        let announced = request.body().size_hint().lower();
-        let request = request.with_limited_body();
-        let limit = request.body().size_hint().lower();
-        if limit < announced {
-            let text = format!("a body has at most {limit} bytes");
-            return Err(refused(ErrorCode::TooLarge, text));
+    };
+    match bytes {
+        Ok(Ok(bytes)) => Ok(bytes),
+        Ok(Err(rejection)) => {
+            let code = match rejection.status() {
+                StatusCode::PAYLOAD_TOO_LARGE => ErrorCode::TooLarge,
+                // It broke off, or its chunks are malformed.
+                _ => ErrorCode::BadRequest,
+            };
+            Err(refused(code, rejection.body_text()))
         }
-        let bytes = timeout(BODY_TIMEOUT, Bytes::from_request(request, gateway));
-        let bytes = tokio::select! {
-            bytes = bytes => bytes,
-            // Nothing has begun, so the client can repeat the request elsewhere.
-            () = gateway.tasks.drained_for(LAST_REQUEST) => {
-                return Err(stopping());
-            }
-        };
-        match bytes {
-            Ok(Ok(bytes)) => body(&bytes)
-                .map(Self)
-                .map_err(|text| refused(ErrorCode::BadRequest, text)),
-            Ok(Err(rejection)) => {
-                let code = match rejection.status() {
-                    StatusCode::PAYLOAD_TOO_LARGE => ErrorCode::TooLarge,
-                    // It broke off, or its chunks are malformed.
-                    _ => ErrorCode::BadRequest,
-                };
-                Err(refused(code, rejection.body_text()))
-            }
-            Err(_) => {
-                let seconds = BODY_TIMEOUT.as_secs();
-                let text = format!("the body did not come within {seconds} s");
-                let status = StatusCode::REQUEST_TIMEOUT;
-                Err(refused_with(status, ErrorCode::BadRequest, text))
-            }
+        Err(_) => {
+            let seconds = BODY_TIMEOUT.as_secs();
+            let text = format!("the body did not come within {seconds} s");
+            let status = StatusCode::REQUEST_TIMEOUT;
+            Err(refused_with(status, ErrorCode::BadRequest, text))
         }
     }
 }
@@ -178,6 +187,10 @@ fn parameter(text: &str) -> String {
     found.unwrap_or_else(|| text.to_owned())
 }
 
+pub(super) fn wrong_path() -> Response {
+    refused(ErrorCode::BadRequest, WRONG_PATH)
+}
+
 /// axum's extractor of that name, with the gateway's JSON error.
 pub(super) struct Path<T>(pub(super) T);
 
@@ -190,7 +203,7 @@ impl<T: DeserializeOwned + Send> FromRequestParts<Arc<Gateway>> for Path<T> {
     ) -> Result<Self, Response> {
         let path = axum::extract::Path::from_request_parts(parts, gateway).await;
         path.map(|axum::extract::Path(path)| Self(path))
-            .map_err(|_| refused(ErrorCode::BadRequest, WRONG_PATH))
+            .map_err(|_| wrong_path())
     }
 }
 

@@ -26,9 +26,9 @@ use crate::{
         limits::{PAGE_ENTRIES_DEFAULT, PAGE_ENTRIES_MAX, PAGE_ITEMS_MAX},
     },
     protocol::{
-        Answer, ConversationAnswer, Create, ErrorCode, HistoryPage, HistoryRequest, InboxRequest,
-        Okay, ParticipantItem, ParticipantsRequest, PublicItem, PublicRequest, Refusal, Request,
-        Send, Sent,
+        Answer, ConversationAnswer, Create, Created, ErrorCode, HistoryPage, HistoryRequest,
+        InboxPage, InboxRequest, Okay, ParticipantItem, ParticipantsPage, ParticipantsRequest,
+        PublicItem, PublicPage, PublicRequest, Refusal, Request, Send, Sent,
     },
 };
 
@@ -53,20 +53,6 @@ fn answered(name: &'static str, result: &'static str) -> Counter {
 
 /// Items of a page if the client names no number.
 const PAGE_ITEMS_DEFAULT: usize = 50;
-
-/// Returns whether the answer may be as large as a page.
-pub(super) fn asks_for_a_page(request: &Request) -> bool {
-    matches!(
-        request,
-        Request::Inbox(_)
-            | Request::Participants(_)
-            | Request::History(_)
-            | Request::Public(_)
-            | Request::Subscribe(_)
-            | Request::Reactions(_)
-            | Request::Changes(_)
-    )
-}
 
 /// Answers a request. `None` if it has no reply.
 pub(super) fn handle(
@@ -168,13 +154,13 @@ fn update(r: crate::protocol::Update) -> (ConversationId, chat::Update) {
 async fn inbox(gateway: &Gateway, user: UserId, r: InboxRequest) -> Result<Answer, chat::Error> {
     let limit = items(r.limit)?;
     let page = gateway
-        .router
+        .users
         .inbox(&user, r.before.as_deref(), limit)
         .await?;
-    Ok(Answer::Inbox {
+    Ok(Answer::Inbox(InboxPage {
         items: page.items,
         next: page.next,
-    })
+    }))
 }
 
 async fn create(gateway: &Gateway, user: UserId, r: Create) -> Result<Answer, chat::Error> {
@@ -216,10 +202,10 @@ async fn create(gateway: &Gateway, user: UserId, r: Create) -> Result<Answer, ch
         at: None,
     };
     let created = gateway.router.ask(conversation, user, creation).await?;
-    Ok(Answer::Created {
+    Ok(Answer::Created(Created {
         conversation,
         existed: created.existed,
-    })
+    }))
 }
 
 async fn details(
@@ -233,8 +219,7 @@ async fn details(
         conversation,
         details: view.details,
         participant_count: view.participant_count,
-        // A gateway of an earlier build does not count messages. The newest seq is the number of all entries.
-        message_count: view.message_count.unwrap_or(view.head),
+        message_count: view.message_count,
         head: view.head,
         rev: view.rev,
         role: view.role,
@@ -252,7 +237,7 @@ async fn participants(
     };
     let page = gateway.router.ask(r.conversation, user, asked).await?;
     let item = |p: chat::Listed| {
-        let marks = p.marks();
+        let marks = p.marks;
         ParticipantItem {
             user: p.user,
             role: p.role,
@@ -261,10 +246,10 @@ async fn participants(
             read_seq: marks.map(|(_, read)| read),
         }
     };
-    Ok(Answer::Participants {
+    Ok(Answer::Participants(ParticipantsPage {
         items: page.items.into_iter().map(item).collect(),
         next: page.next,
-    })
+    }))
 }
 
 /// Changes a conversation. The answer contains the seq of the entry that records the change.
@@ -388,10 +373,10 @@ async fn public(gateway: &Gateway, r: PublicRequest) -> Result<Answer, chat::Err
         name: r.name,
         created_at: r.created_at,
     };
-    Ok(Answer::Public {
+    Ok(Answer::Public(PublicPage {
         items: page.rows.into_iter().map(item).collect(),
         next: page.next,
-    })
+    }))
 }
 
 /// Subscribes a session to the presence of users. Returns their presence now.
@@ -400,7 +385,7 @@ pub(super) async fn watch(
     session: &Arc<Subscriber>,
     users: &[UserId],
 ) -> Answer {
-    match gateway.router.watch(session, users).await {
+    match gateway.users.watch(session, users).await {
         Ok(items) => Answer::Presence { items },
         Err(error) => refused(&error),
     }

@@ -28,14 +28,14 @@ use crate::{
 };
 
 /// Subscribes a session to the channels of its user.
-pub(super) async fn follow_channels(
+pub(super) async fn subscribe_own_channels(
     gateway: &Gateway,
     session: &Arc<Subscriber>,
     places: &[InboxRef],
 ) {
     let channels = places.iter().filter(|place| place.kind == Kind::Channel);
     let channels: Vec<ConversationId> = channels.map(|place| place.conversation).collect();
-    gateway.router.follow(session, &channels).await;
+    gateway.channels.subscribe_own(session, &channels).await;
 }
 
 /// The reader of what follows each cursor. It reads one conversation at a time, page by page, so that a slow client never
@@ -45,7 +45,7 @@ pub(super) struct Missed<'a> {
     session: &'a Subscriber,
     cursors: std::vec::IntoIter<(ConversationId, Cursor)>,
     places: HashMap<ConversationId, InboxRef>,
-    /// The positions of the channels that are followed here, read after the session was subscribed.
+    /// The positions of the channels that come here without a gap, read after the session was subscribed.
     positions: HashMap<ConversationId, Cursor>,
     /// The conversation that is being read.
     replay: Option<Replay>,
@@ -73,7 +73,7 @@ impl<'a> Missed<'a> {
             place.is_some_and(|place| place.kind == Kind::Channel)
         };
         let channels = cursors.iter().map(|(id, _)| *id).filter(is_channel);
-        let positions = gateway.router.positions(channels.collect());
+        let positions = gateway.channels.positions(channels.collect());
         let cursors = cursors.into_iter();
         Self {
             gateway,
@@ -229,9 +229,7 @@ impl Replay {
                 Stage::Changes => self.next_changes(gateway, session, left).await,
                 Stage::UnreadChanges => {
                     let gap = self.changes.give_up();
-                    Ok(gap
-                        .filter(|_| gateway.router.has_changes())
-                        .map(Missing::Other))
+                    Ok(gap.map(Missing::Other))
                 }
                 Stage::End => return Ok(None),
             };
@@ -471,7 +469,7 @@ pub(super) async fn subscribe(
         after,
         rev,
     } = *request;
-    let head = match gateway.router.subscribe(session, conversation).await {
+    let head = match gateway.channels.subscribe(session, conversation).await {
         Ok(head) => head,
         Err(error) => return (requests::refused(&error), 0),
     };

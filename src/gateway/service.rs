@@ -35,13 +35,15 @@ pub(super) trait Scope {
     const NAME: &'static str;
 }
 
-/// Defines a type for each scope, and the list of all names.
+/// Defines the list of all scopes, and a type for each that a route names outside of the table of requests.
 macro_rules! scopes {
-    ($($(#[$doc:meta])* $type:ident $name:literal),* $(,)?) => {
-        $($(#[$doc])* pub(super) struct $type;
-        impl Scope for $type {
-            const NAME: &'static str = $name;
-        })*
+    ($($(#[$doc:meta])* $($type:ident)? $name:literal),* $(,)?) => {
+        $($(
+            pub(super) struct $type;
+            impl Scope for $type {
+                const NAME: &'static str = $name;
+            }
+        )?)*
         /// All scopes that a service's token may have.
         pub const SCOPES: &[&str] = &[$($name),*];
     };
@@ -55,9 +57,9 @@ scopes! {
     /// Delete messages of anyone.
     MessagesModerate "messages:moderate",
     /// Read details, participants and public conversations.
-    ConversationsRead "conversations:read",
+    "conversations:read",
     /// Create and change conversations and their participants.
-    ConversationsWrite "conversations:write",
+    "conversations:write",
     /// Read the presence of users.
     PresenceRead "presence:read",
     /// List the devices of users.
@@ -104,36 +106,56 @@ impl<S: Scope> FromRequestParts<Arc<Gateway>> for Service<S> {
 }
 
 impl<S: Scope> Service<S> {
-    /// Checks what the owner of a valid token may do.
     #[expect(clippy::result_large_err, reason = "a response either way")]
     fn of(identity: auth::Identity, parts: &Parts, gateway: &Gateway) -> Result<Self, Response> {
-        let (service, claims) = admit(identity, parts, gateway)?;
-        let acting = acting(&parts.headers, &service);
-        if let Some(Record(record)) = parts.extensions.get() {
-            let acting = acting.as_ref().ok().cloned();
-            let claims = claims.clone();
-            let _ = record.set(Who {
-                service,
-                claims,
-                acting,
-                scope: S::NAME,
-            });
-        }
-        if !claims.trusted {
-            let text = "the key of this token may not sign for services: see auth.service_keys";
-            let refused = refused(ErrorCode::Forbidden, text);
-            return Err(challenged(refused, INSUFFICIENT_SCOPE));
-        }
-        if !claims.scope.split(' ').any(|scope| scope == S::NAME) {
-            let text = format!("the token lacks the scope {}", S::NAME);
-            let refused = refused(ErrorCode::Forbidden, text);
-            let lacking = format!("{INSUFFICIENT_SCOPE}, scope=\"{}\"", S::NAME);
-            return Err(challenged(refused, &lacking));
-        }
-        let acting = acting.map_err(|text| refused(ErrorCode::BadRequest, text))?;
+        let acting = checked(identity, parts, gateway, S::NAME)?;
         let scope = PhantomData;
         Ok(Self { acting, scope })
     }
+}
+
+/// Returns the user for whom a back end acts whose token has this scope.
+#[expect(clippy::result_large_err, reason = "a response either way")]
+pub(super) fn admitted(
+    parts: &Parts,
+    gateway: &Gateway,
+    scope: &'static str,
+) -> Result<UserId, Response> {
+    checked(identify(parts, gateway)?, parts, gateway, scope)
+}
+
+/// Checks what the owner of a valid token may do.
+#[expect(clippy::result_large_err, reason = "a response either way")]
+fn checked(
+    identity: auth::Identity,
+    parts: &Parts,
+    gateway: &Gateway,
+    scope: &'static str,
+) -> Result<UserId, Response> {
+    let (service, claims) = admit(identity, parts, gateway)?;
+    let acting = acting(&parts.headers, &service);
+    if let Some(Record(record)) = parts.extensions.get() {
+        let acting = acting.as_ref().ok().cloned();
+        let claims = claims.clone();
+        let _ = record.set(Who {
+            service,
+            claims,
+            acting,
+            scope,
+        });
+    }
+    if !claims.trusted {
+        let text = "the key of this token may not sign for services: see auth.service_keys";
+        let refused = refused(ErrorCode::Forbidden, text);
+        return Err(challenged(refused, INSUFFICIENT_SCOPE));
+    }
+    if !claims.scope.split(' ').any(|has| has == scope) {
+        let text = format!("the token lacks the scope {scope}");
+        let refused = refused(ErrorCode::Forbidden, text);
+        let lacking = format!("{INSUFFICIENT_SCOPE}, scope=\"{scope}\"");
+        return Err(challenged(refused, &lacking));
+    }
+    acting.map_err(|text| refused(ErrorCode::BadRequest, text))
 }
 
 /// A user with a token of their own, or a back end whose token has the scope `S` and that acts for a user.
@@ -321,4 +343,17 @@ pub(super) async fn audit(request: Request, next: Next) -> Response {
         "a service acted"
     );
     response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::SCOPES;
+    use crate::protocol::Request;
+
+    #[test]
+    fn each_route_has_a_scope_that_tokens_may_have() {
+        for route in Request::routes() {
+            assert!(SCOPES.contains(&route.scope), "{}", route.path);
+        }
+    }
 }

@@ -22,7 +22,7 @@ use self::{
 use super::{
     Gateway,
     admission::Place,
-    rates::{UserRate, Wait, work_bytes},
+    rates::{UserRate, Wait},
     requests, resume,
 };
 use crate::{
@@ -273,7 +273,7 @@ impl Session {
             return Err(CloseCode::Restart);
         }
         if state.silent_pings >= SILENT_PINGS_MAX {
-            return Err(CloseCode::ConnectTimeout);
+            return Err(CloseCode::Silent);
         }
         // A client that is not read from cannot show that it is alive.
         let rests = live.rests_until.is_some_and(|until| until > now);
@@ -366,10 +366,8 @@ impl Session {
                 Answer::Ok(Default::default())
             }
             Ok(Request::Away(Away { away })) => {
-                match self.gateway.router.set_away(&live.subscriber, away) {
-                    Ok(()) => Answer::Ok(Default::default()),
-                    Err(error) => requests::refused(&error),
-                }
+                self.gateway.users.set_away(&live.subscriber, away);
+                Answer::Ok(Default::default())
             }
             Ok(Request::Delivered(mut mark)) => {
                 mark.away = live.subscriber.is_away();
@@ -433,12 +431,12 @@ impl Session {
     ) {
         let gateway = self.gateway.clone();
         let subscriber = live.subscriber.clone();
-        let is_page = requests::asks_for_a_page(&request);
+        let is_page = request.asks_for_a_page();
         if is_page {
             self.rest_if_owing(live);
         }
         let holds_places = is_page || matches!(request, Request::Watch(_));
-        self.charge(live, work_bytes(&request));
+        self.charge(live, request.work_bytes());
         let asked_bytes = if is_page {
             gateway.limits.page_bytes()
         } else {

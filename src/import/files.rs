@@ -11,10 +11,7 @@ use serde::Deserialize;
 use crate::{
     clock,
     gateway::Files,
-    model::{
-        Attachment, ConversationId, FileFacts, LEVEL_FILES, Level, UserId,
-        limits::ATTACHMENT_BYTES_MAX, text,
-    },
+    model::{Attachment, ConversationId, FileFacts, UserId, limits::ATTACHMENT_BYTES_MAX, text},
 };
 
 /// A file of a message.
@@ -33,16 +30,14 @@ pub(super) struct FileKeeper {
     files: Option<Arc<Files>>,
     /// The folder of the file that is imported.
     folder: PathBuf,
-    level: Level,
 }
 
 impl FileKeeper {
     /// Returns the keeper of the files of messages in `imported`.
-    pub(super) fn beside(imported: &Path, files: Option<Arc<Files>>, level: Level) -> Self {
+    pub(super) fn beside(imported: &Path, files: Option<Arc<Files>>) -> Self {
         Self {
             files,
             folder: imported.parent().unwrap_or(Path::new("")).to_owned(),
-            level,
         }
     }
 
@@ -69,10 +64,6 @@ impl FileKeeper {
     ) -> anyhow::Result<Attachment> {
         let files = self.files.as_ref();
         let files = files.context("uploads are off: see attachments.store")?;
-        ensure!(
-            self.level >= LEVEL_FILES,
-            "files are kept when all gateways are upgraded and the upgrade is finalized"
-        );
         let path = self.folder.join(&line.path);
         let size = tokio::fs::metadata(&path).await?.len();
         let size_max = files.size_max();

@@ -131,7 +131,7 @@ pub struct FileNotice {
     /// Height of a picture in pixels, as it is shown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub height: Option<u32>,
-    /// What the file still says of people. Gateways of earlier builds ignore it.
+    /// What the file still says of people.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub metadata: Option<Metadata>,
 }

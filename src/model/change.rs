@@ -6,7 +6,8 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Attachment, AttachmentId, Content, Entry, Millis, Rev, Seq, UserId, limits::DELETED_SEQS_KEPT,
+    Attachment, AttachmentId, Content, Entry, Millis, Newest, Rev, Seq, UserId,
+    limits::DELETED_SEQS_KEPT,
 };
 
 /// The reactions to one entry: each emoji with the number of its users. Emoji without users are absent.
@@ -325,6 +326,21 @@ impl Entry {
             (*body, *attachments) = (content.body, content.attachments);
         }
         entry
+    }
+
+    /// Returns the entry as inboxes show it, with the changes in `state`.
+    #[must_use]
+    pub fn newest(&self, state: Option<&EntryState>) -> Newest {
+        let mut last = match state {
+            Some(state) if state.content.is_some() => self.as_changed(state).last(),
+            Some(_) | None => self.last(),
+        };
+        last.deleted = state.is_some_and(EntryState::is_deleted);
+        Newest {
+            last,
+            changes: state.map_or(0, EntryState::changes),
+            texts: self.texts,
+        }
     }
 }
 

@@ -6,25 +6,11 @@ use std::sync::{
 };
 
 /// A level. Gateways that support less cannot read what a level adds, so nothing of it is written or sent before the
-/// ring has that level. Rows and messages without a level mean level 0, the level of all builds before the first one
-/// that states a level.
+/// ring has that level. The first one is 1.
 pub type Level = u32;
 
-/// The first level that is stated. The ring's row and the heartbeats have a level, and builds that know no level cannot
-/// read the ring's row. Nothing else differs from level 0.
-pub const LEVEL_STATED: Level = 1;
-
-/// The level of messages that change: edits, deletions, reactions, and unread counts without system entries.
-pub const LEVEL_CHANGES: Level = 2;
-
-/// The level of uploaded files.
-pub const LEVEL_FILES: Level = 3;
-
-/// The level of consumers: their offsets, devices, and the settings of conversations.
-pub const LEVEL_CONSUMERS: Level = 4;
-
 /// The highest level that this build supports.
-pub const LEVEL_MAX: Level = LEVEL_CONSUMERS;
+pub const LEVEL_MAX: Level = 1;
 
 /// The level of the ring that this gateway has read last. It never falls. Clones share the value.
 #[derive(Clone, Debug, Default)]

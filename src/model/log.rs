@@ -3,25 +3,9 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Attachment, ClientId, EntryState, Kind, MessageId, Posting, Role, UserId,
+    Attachment, ClientId, Kind, MessageId, Millis, Posting, Role, Seq, UserId,
     limits::PREVIEW_CHARS, text::cut,
 };
-
-/// The position of an entry in its conversation: 1, 2, 3 … without gaps.
-pub type Seq = u64;
-
-/// The position of a change in its conversation's log of edits, deletions and reactions.
-pub type Rev = u64;
-
-/// The ring version under which an owner wrote a row.
-pub type Epoch = u64;
-
-/// Milliseconds since 1970, UTC. It is shown to people; nothing is ordered by it.
-pub type Millis = i64;
-
-/// The position that a client has reached in one conversation. On the wire: `[seq, rev]`.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
-pub struct Cursor(pub Seq, pub Rev);
 
 /// The content of an entry: a message or a change of the conversation.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -125,19 +109,11 @@ pub struct Entry {
     pub sender: UserId,
     pub at: Millis,
     pub content: Content,
-    /// The number of people's messages in the log up to this entry, see [`Self::texts`]. `None` if the entry was appended
-    /// below [`super::LEVEL_CHANGES`].
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub texts: Option<u64>,
+    /// The number of people's messages in the log up to this entry.
+    pub texts: u64,
 }
 
 impl Entry {
-    /// Returns the number of people's messages up to this entry. Up to the level of changes, system entries count too.
-    #[must_use]
-    pub fn texts(&self) -> u64 {
-        self.texts.unwrap_or(self.seq)
-    }
-
     /// Returns the text that the inbox shows for this entry: at most [`PREVIEW_CHARS`] code points,
     /// and whole grapheme clusters.
     #[must_use]
@@ -156,21 +132,6 @@ impl Entry {
                 .map_or("", |a| a.name.as_ref().unwrap_or(&a.url)),
             Content::Text { body, .. } => body,
             Content::System(_) => "",
-        }
-    }
-
-    /// Returns the entry as inboxes show it, with the changes in `state`.
-    #[must_use]
-    pub fn newest(&self, state: Option<&EntryState>) -> Newest {
-        let mut last = match state {
-            Some(state) if state.content.is_some() => self.as_changed(state).last(),
-            Some(_) | None => self.last(),
-        };
-        last.deleted = state.is_some_and(EntryState::is_deleted);
-        Newest {
-            last,
-            changes: state.map_or(0, EntryState::changes),
-            texts: self.texts,
         }
     }
 
@@ -220,11 +181,9 @@ pub struct Last {
 pub struct Newest {
     pub last: Last,
     /// How often the entry's content changed.
-    #[serde(default)]
     pub changes: u32,
     /// See [`Entry::texts`].
-    #[serde(default)]
-    pub texts: Option<u64>,
+    pub texts: u64,
 }
 
 impl Newest {

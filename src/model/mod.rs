@@ -9,6 +9,7 @@ mod ids;
 mod level;
 pub mod limits;
 mod log;
+mod position;
 pub mod text;
 pub mod weight;
 
@@ -27,9 +28,6 @@ pub use ids::{
     AttachmentId, ClientId, ConversationId, GatewayId, InvalidId, MessageId, Rank, SessionId,
     Topic, UserId,
 };
-pub use level::{
-    CurrentLevel, LEVEL_CHANGES, LEVEL_CONSUMERS, LEVEL_FILES, LEVEL_MAX, LEVEL_STATED, Level,
-};
-pub use log::{
-    Content, Cursor, Draft, Entry, EntryKind, Epoch, Last, Millis, Newest, Rev, Seq, SystemChange,
-};
+pub use level::{CurrentLevel, LEVEL_MAX, Level};
+pub use log::{Content, Draft, Entry, EntryKind, Last, Newest, SystemChange};
+pub use position::{Cursor, Epoch, Millis, Rev, Seq};

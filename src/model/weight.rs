@@ -195,7 +195,7 @@ mod tests {
             sender: UserId::new("alice").unwrap(),
             at: 1,
             content,
-            texts: None,
+            texts: 0,
         };
         entry.weight()
     }

@@ -8,8 +8,9 @@ use serde::{
 };
 
 use super::{
-    explain::Value,
-    frame::{EncodedRequest, Incoming, Request},
+    explain::{Value, explained, truncated},
+    request::{EncodedRequest, Incoming, Request},
+    route::body,
 };
 use crate::msgpack::Decoder;
 
@@ -240,44 +241,6 @@ struct Body<'a> {
 impl EncodedRequest for Body<'_> {
     fn read<T: DeserializeOwned>(self) -> Result<T, String> {
         self.codec.read(self.bytes)
-    }
-}
-
-/// Reads JSON.
-///
-/// # Errors
-/// A text that names the field that is wrong, or the position of what is no JSON.
-pub(crate) fn body<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, String> {
-    let is_list = bytes.trim_ascii_start().starts_with(b"[");
-    let read = if is_list {
-        // The decoder would take its items as the fields.
-        Err(())
-    } else {
-        serde_json::from_slice(bytes).map_err(drop)
-    };
-    read.map_err(|()| {
-        let error = match serde_json::from_slice::<Value>(bytes) {
-            Ok(value) => return explained::<T>(&value, true),
-            Err(error) => error,
-        };
-        let (line, column) = (error.line(), error.column());
-        let text = error.to_string();
-        let text = text.split(" at line ").next().unwrap_or_default();
-        format!("it is not JSON: {text}, at line {line}, column {column}")
-    })
-}
-
-fn explained<T: DeserializeOwned>(value: &Value, is_text: bool) -> String {
-    let text = value.explain::<T>(is_text);
-    text.map_or_else(|| "it cannot be decoded".into(), |text| truncated(&text))
-}
-
-/// Shortens an error text, which may quote the client's input.
-fn truncated(text: &str) -> String {
-    const CHARS: usize = 200;
-    match text.char_indices().nth(CHARS) {
-        Some((end, _)) => format!("{}…", &text[..end]),
-        None => text.to_owned(),
     }
 }
 

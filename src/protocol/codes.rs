@@ -61,8 +61,10 @@ pub enum CloseCode {
     RateLimit = 4004,
     /// The user has too many connections. The newest one is refused.
     TooManyConnections = 4005,
-    /// No `connect` frame came in time, or the client was silent for two ping intervals.
+    /// No `connect` frame came in time.
     ConnectTimeout = 4006,
+    /// The client gave no sign of life for two ping intervals.
+    Silent = 4007,
     /// The client sent something that is not a frame of this protocol, or a frame that is too large.
     BadFrame = 4500,
     /// The token was rejected, or the first frame was not `connect`.
@@ -72,7 +74,7 @@ pub enum CloseCode {
 }
 
 impl CloseCode {
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::GoingAway,
         Self::Restart,
         Self::TokenExpired,
@@ -80,6 +82,7 @@ impl CloseCode {
         Self::RateLimit,
         Self::TooManyConnections,
         Self::ConnectTimeout,
+        Self::Silent,
         Self::BadFrame,
         Self::Unauthorized,
         Self::Disconnected,
@@ -99,7 +102,8 @@ impl CloseCode {
             Self::TooSlow => "too slow",
             Self::RateLimit => "rate limit",
             Self::TooManyConnections => "too many connections",
-            Self::ConnectTimeout => "timeout",
+            Self::ConnectTimeout => "no connect in time",
+            Self::Silent => "no sign of life",
             Self::BadFrame => "bad frame",
             Self::Unauthorized => "unauthorized",
             Self::Disconnected => "disconnected by an administrator",

@@ -1,7 +1,7 @@
 //! Says what is wrong with a request that could not be decoded: the field, and what it must be. The errors of the decoders
 //! name positions and types of this program instead, which do not help the people who write clients.
 
-use std::fmt;
+use std::{fmt, marker::PhantomData};
 
 use serde::{
     Deserialize, Deserializer,
@@ -24,6 +24,8 @@ pub(crate) enum Value {
     Signed(i64),
     Float(f64),
     Text(String),
+    /// A word of a path or a query, which also stands for the number or the truth that it names.
+    Word(String),
     Bytes(Vec<u8>),
     List(Vec<Self>),
     Map(Vec<(Self, Self)>),
@@ -34,11 +36,29 @@ pub(crate) enum Value {
 impl Value {
     /// Returns what is wrong with this value as a `T`. `None` if nothing is.
     pub(crate) fn explain<T: DeserializeOwned>(&self, is_text: bool) -> Option<String> {
-        let place = Place {
+        self.read::<T>(is_text).err().map(|wrong| wrong.to_string())
+    }
+
+    pub(super) fn read<T: DeserializeOwned>(&self, is_text: bool) -> Result<T, Wrong> {
+        self.read_as(PhantomData::<T>, is_text)
+    }
+
+    pub(super) fn read_as<'de, S: DeserializeSeed<'de>>(
+        &self,
+        seed: S,
+        is_text: bool,
+    ) -> Result<S::Value, Wrong> {
+        seed.deserialize(Decoded {
             value: self,
             is_text,
-        };
-        T::deserialize(place).err().map(|wrong| wrong.to_string())
+        })
+    }
+
+    pub(super) fn as_text(&self) -> Option<&str> {
+        match self {
+            Self::Text(text) => Some(text),
+            _ => None,
+        }
     }
 }
 
@@ -123,9 +143,24 @@ impl<'de> Visitor<'de> for AnyValue {
     }
 }
 
+/// Says what is wrong with a value that is no `T`.
+pub(super) fn explained<T: DeserializeOwned>(value: &Value, is_text: bool) -> String {
+    let text = value.explain::<T>(is_text);
+    text.map_or_else(|| "it cannot be decoded".into(), |text| truncated(&text))
+}
+
+/// Shortens an error text, which may quote the client's input.
+pub(super) fn truncated(text: &str) -> String {
+    const CHARS: usize = 200;
+    match text.char_indices().nth(CHARS) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text.to_owned(),
+    }
+}
+
 /// The field that is wrong, and what it must be.
 #[derive(Debug)]
-struct Wrong {
+pub(super) struct Wrong {
     field: String,
     text: String,
 }
@@ -212,19 +247,19 @@ fn in_words(wanted: &str) -> &str {
 
 /// A value that is decoded.
 #[derive(Clone, Copy)]
-struct Place<'a> {
+struct Decoded<'a> {
     value: &'a Value,
     /// Whether ids are text, as in JSON.
     is_text: bool,
 }
 
-impl<'a> Place<'a> {
+impl<'a> Decoded<'a> {
     fn at(self, value: &'a Value) -> Self {
         Self { value, ..self }
     }
 }
 
-impl<'de> Deserializer<'de> for Place<'_> {
+impl<'de> Deserializer<'de> for Decoded<'_> {
     type Error = Wrong;
 
     fn is_human_readable(&self) -> bool {
@@ -238,19 +273,39 @@ impl<'de> Deserializer<'de> for Place<'_> {
             Value::Unsigned(value) => visitor.visit_u64(*value),
             Value::Signed(value) => visitor.visit_i64(*value),
             Value::Float(value) => visitor.visit_f64(*value),
-            Value::Text(text) => visitor.visit_str(text),
+            Value::Text(text) | Value::Word(text) => visitor.visit_str(text),
             Value::Bytes(bytes) => visitor.visit_bytes(bytes),
             Value::List(items) => visitor.visit_seq(Items {
                 items,
                 read: 0,
-                place: self,
+                decoded: self,
             }),
             Value::Map(entries) => visitor.visit_map(Entries {
                 entries,
                 value: None,
-                place: self,
+                decoded: self,
             }),
             Value::Other => Err(Wrong::invalid_type(Unexpected::Other("value"), &visitor)),
+        }
+    }
+
+    fn deserialize_u64<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Wrong> {
+        match self.value {
+            Value::Word(word) => match word.parse() {
+                Ok(number) => visitor.visit_u64(number),
+                Err(_) => Err(Wrong::invalid_type(Unexpected::Str(word), &visitor)),
+            },
+            _ => self.deserialize_any(visitor),
+        }
+    }
+
+    fn deserialize_bool<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Wrong> {
+        match self.value {
+            Value::Word(word) => match word.parse() {
+                Ok(truth) => visitor.visit_bool(truth),
+                Err(_) => Err(Wrong::invalid_type(Unexpected::Str(word), &visitor)),
+            },
+            _ => self.deserialize_any(visitor),
         }
     }
 
@@ -317,13 +372,13 @@ impl<'de> Deserializer<'de> for Place<'_> {
         visitor: V,
     ) -> Result<V::Value, Wrong> {
         match self.value {
-            Value::Text(text) => {
+            Value::Text(text) | Value::Word(text) => {
                 let text: StrDeserializer<'_, Wrong> = text.as_str().into_deserializer();
                 visitor.visit_enum(text)
             }
             Value::Map(entries) if entries.len() == 1 => visitor.visit_enum(Variant {
                 entry: &entries[0],
-                place: self,
+                decoded: self,
             }),
             _ => Err(Wrong::new(format!(
                 "must be one of {}",
@@ -333,14 +388,14 @@ impl<'de> Deserializer<'de> for Place<'_> {
     }
 
     forward_to_deserialize_any! {
-        bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char bytes byte_buf unit unit_struct seq tuple tuple_struct
+        i8 i16 i32 i64 i128 u8 u16 u32 u128 f32 f64 char bytes byte_buf unit unit_struct seq tuple tuple_struct
     }
 }
 
 struct Items<'a> {
     items: &'a [Value],
     read: usize,
-    place: Place<'a>,
+    decoded: Decoded<'a>,
 }
 
 impl<'de> SeqAccess<'de> for Items<'_> {
@@ -355,7 +410,7 @@ impl<'de> SeqAccess<'de> for Items<'_> {
         };
         let at = format!("[{}]", self.read);
         self.read += 1;
-        let read = seed.deserialize(self.place.at(item));
+        let read = seed.deserialize(self.decoded.at(item));
         read.map(Some).map_err(|wrong| wrong.below(&at))
     }
 }
@@ -363,7 +418,7 @@ impl<'de> SeqAccess<'de> for Items<'_> {
 struct Entries<'a> {
     entries: &'a [(Value, Value)],
     value: Option<&'a (Value, Value)>,
-    place: Place<'a>,
+    decoded: Decoded<'a>,
 }
 
 impl<'de> MapAccess<'de> for Entries<'_> {
@@ -377,7 +432,7 @@ impl<'de> MapAccess<'de> for Entries<'_> {
             return Ok(None);
         };
         (self.entries, self.value) = (rest, Some(entry));
-        let key = seed.deserialize(self.place.at(&entry.0));
+        let key = seed.deserialize(self.decoded.at(&entry.0));
         key.map(Some).map_err(|wrong| match wrong.field.is_empty() {
             true => wrong.below("(key)"),
             // There is no such field.
@@ -393,7 +448,7 @@ impl<'de> MapAccess<'de> for Entries<'_> {
             Value::Text(text) => text,
             _ => "a value",
         };
-        let read = seed.deserialize(self.place.at(value));
+        let read = seed.deserialize(self.decoded.at(value));
         read.map_err(|wrong| wrong.below(name))
     }
 }
@@ -401,7 +456,7 @@ impl<'de> MapAccess<'de> for Entries<'_> {
 /// A variant with content, as an object with one field.
 struct Variant<'a> {
     entry: &'a (Value, Value),
-    place: Place<'a>,
+    decoded: Decoded<'a>,
 }
 
 impl<'de> EnumAccess<'de> for Variant<'_> {
@@ -409,7 +464,7 @@ impl<'de> EnumAccess<'de> for Variant<'_> {
     type Variant = Self;
 
     fn variant_seed<V: DeserializeSeed<'de>>(self, seed: V) -> Result<(V::Value, Self), Wrong> {
-        let name = seed.deserialize(self.place.at(&self.entry.0))?;
+        let name = seed.deserialize(self.decoded.at(&self.entry.0))?;
         Ok((name, self))
     }
 }
@@ -422,11 +477,11 @@ impl<'de> VariantAccess<'de> for Variant<'_> {
     }
 
     fn newtype_variant_seed<T: DeserializeSeed<'de>>(self, seed: T) -> Result<T::Value, Wrong> {
-        seed.deserialize(self.place.at(&self.entry.1))
+        seed.deserialize(self.decoded.at(&self.entry.1))
     }
 
     fn tuple_variant<V: Visitor<'de>>(self, _: usize, visitor: V) -> Result<V::Value, Wrong> {
-        self.place.at(&self.entry.1).deserialize_any(visitor)
+        self.decoded.at(&self.entry.1).deserialize_any(visitor)
     }
 
     fn struct_variant<V: Visitor<'de>>(
@@ -434,6 +489,6 @@ impl<'de> VariantAccess<'de> for Variant<'_> {
         _: &'static [&'static str],
         visitor: V,
     ) -> Result<V::Value, Wrong> {
-        self.place.at(&self.entry.1).deserialize_any(visitor)
+        self.decoded.at(&self.entry.1).deserialize_any(visitor)
     }
 }

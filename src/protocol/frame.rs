@@ -1,372 +1,77 @@
 //! Requests, replies and events, as described in `docs/protocol.md`.
 
-use std::collections::HashMap;
-
-use serde::{
-    Deserialize, Serialize,
-    de::{DeserializeOwned, IgnoredAny},
-};
+use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::{
     changed::{ChangedEvent, Changes, ReactorItem},
     codes::ErrorCode,
-    device::{Away, DeviceList, DeviceSet, NamedDevice, SettingsEvent, SettingsSet, Switch},
-    file::{AttachmentUrls, FileUrl},
-    list::{at_most, given_objects_at_most, objects_at_most},
+    device::{DeviceList, SettingsEvent, Switch},
+    file::FileUrl,
     message::Message,
 };
 use crate::model::{
-    Attachment, ClientId, ConversationId, Cursor, Details, FileNotice, Kind, Last, MessageId,
-    Millis, Posting, Rev, Role, Seq, UserId,
-    limits::{ATTACHMENTS_MAX, DELETE_SEQS_MAX, GROUP_PARTICIPANTS_MAX, WATCHED_MAX},
+    ConversationId, Details, FileNotice, Kind, Last, MessageId, Millis, Rev, Role, Seq, UserId,
 };
-
-/// A frame from a client, with a valid header.
-#[derive(Debug)]
-pub struct Incoming {
-    /// The id that the client chose. The reply repeats it.
-    pub id: Option<u64>,
-    /// The request, or the reason why it is invalid.
-    pub request: Result<Request, String>,
-}
-
-/// An encoded request, whose type is known.
-pub(super) trait EncodedRequest: Copy {
-    /// Decodes the fields of the request.
-    ///
-    /// # Errors
-    /// The text that says what is wrong with them.
-    fn read<T: DeserializeOwned>(self) -> Result<T, String>;
-}
-
-/// Makes [`Request`] from the table of requests: its decoder, and the names of requests in metrics.
-macro_rules! requests {
-    ($($name:literal => $request:ident $(($fields:ty))?,)*) => {
-        #[derive(Debug)]
-        pub enum Request {
-            $($request $(($fields))?,)*
-        }
-
-        impl Request {
-            /// Decodes the request with this `type`. `None` if there is no such request.
-            pub(super) fn decode(name: &str, encoded: impl EncodedRequest) -> Option<Result<Self, String>> {
-                Some(match name {
-                    $($name => requests!(@decode encoded, $request $(($fields))?),)*
-                    _ => return None,
-                })
-            }
-
-            /// Returns the `type` of the request, for metrics.
-            #[must_use]
-            pub fn name(&self) -> &'static str {
-                match self {
-                    $(Self::$request { .. } => $name,)*
-                }
-            }
-        }
-    };
-    (@decode $encoded:ident, $request:ident($fields:ty)) => {
-        $encoded.read::<$fields>().map(Self::$request)
-    };
-    (@decode $encoded:ident, $request:ident) => {
-        $encoded.read::<IgnoredAny>().map(|_| Self::$request)
-    };
-}
-
-requests! {
-    "connect" => Connect(Connect),
-    "cursors" => Cursors(Cursors),
-    "refresh" => Refresh(Refresh),
-    "inbox" => Inbox(InboxRequest),
-    "create" => Create(Create),
-    "conversation" => Conversation(Named),
-    "participants" => Participants(ParticipantsRequest),
-    "add" => Add(NamedUser),
-    "remove" => Remove(NamedUser),
-    "join" => Join(Named),
-    "leave" => Leave(Named),
-    "set_role" => SetRole(SetRole),
-    "update" => Update(Update),
-    "send" => Send(Send),
-    "history" => History(HistoryRequest),
-    "read" => Read(Mark),
-    "delivered" => Delivered(Mark),
-    "typing" => Typing(Named),
-    "watch" => Watch(Users),
-    "unwatch" => Unwatch(Users),
-    "subscribe" => Subscribe(Subscribe),
-    "unsubscribe" => Unsubscribe(Named),
-    "public" => Public(PublicRequest),
-    "ping" => Ping,
-    "edit" => Edit(Edit),
-    "delete" => Delete(Delete),
-    "react" => React(Reaction),
-    "unreact" => Unreact(Reaction),
-    "reactions" => Reactions(ReactionsRequest),
-    "changes" => Changes(ChangesRequest),
-    "attachment_urls" => AttachmentUrls(AttachmentUrls),
-    "device_set" => DeviceSet(DeviceSet),
-    "device_remove" => DeviceRemove(NamedDevice),
-    "devices" => Devices,
-    "away" => Away(Away),
-    "settings_set" => SettingsSet(SettingsSet),
-}
-
-#[derive(Debug, Deserialize)]
-pub struct Connect {
-    pub token: String,
-    /// The name of the client's device, for logs.
-    #[serde(default)]
-    pub device: Option<String>,
-    #[serde(default)]
-    pub cursors: Option<HashMap<ConversationId, Cursor>>,
-    /// Whether more cursors follow in `cursors` frames.
-    #[serde(default)]
-    pub more: bool,
-}
-
-/// More cursors of a `connect`.
-#[derive(Debug, Deserialize)]
-pub struct Cursors {
-    pub cursors: HashMap<ConversationId, Cursor>,
-    #[serde(default)]
-    pub more: bool,
-}
-
-#[derive(Debug, Deserialize)]
-pub struct Refresh {
-    pub token: String,
-}
-
-#[derive(Debug, Default, Deserialize)]
-pub struct InboxRequest {
-    #[serde(default)]
-    pub limit: Option<usize>,
-    /// The `next` of the previous page.
-    #[serde(default)]
-    pub before: Option<String>,
-}
-
-#[derive(Debug, Deserialize, ToSchema)]
-pub struct Create {
-    pub kind: Kind,
-    #[serde(default, deserialize_with = "at_most::<_, _, GROUP_PARTICIPANTS_MAX>")]
-    #[schema(value_type = Vec<String>)]
-    pub participants: Vec<UserId>,
-    #[serde(default)]
-    pub name: Option<String>,
-    /// The id of a group or channel, if the client chooses it (UUID version 4 or 7). It makes a repeated creation
-    /// idempotent.
-    #[serde(default)]
-    #[schema(value_type = Option<String>, format = Uuid)]
-    pub conversation: Option<ConversationId>,
-    #[serde(default)]
-    pub public: bool,
-    #[serde(default)]
-    pub posting: Posting,
-}
-
-#[derive(Debug, Deserialize)]
-pub struct Named {
-    pub conversation: ConversationId,
-}
-
-#[derive(Debug, Deserialize)]
-pub struct NamedUser {
-    pub conversation: ConversationId,
-    pub user: UserId,
-}
-
-#[derive(Debug, Deserialize)]
-pub struct SetRole {
-    pub conversation: ConversationId,
-    pub user: UserId,
-    pub role: Role,
-}
-
-#[derive(Debug, Deserialize)]
-pub struct Update {
-    pub conversation: ConversationId,
-    #[serde(default)]
-    pub name: Option<String>,
-    #[serde(default)]
-    pub posting: Option<Posting>,
-    #[serde(default)]
-    pub public: Option<bool>,
-}
-
-#[derive(Debug, Deserialize)]
-pub struct ParticipantsRequest {
-    pub conversation: ConversationId,
-    /// The `next` of the previous page.
-    #[serde(default)]
-    pub after: Option<UserId>,
-    #[serde(default)]
-    pub limit: Option<usize>,
-}
-
-#[derive(Debug, Deserialize)]
-pub struct Send {
-    pub conversation: ConversationId,
-    pub client_id: ClientId,
-    pub body: String,
-    #[serde(default, deserialize_with = "objects_at_most::<_, _, ATTACHMENTS_MAX>")]
-    pub attachments: Vec<Attachment>,
-    #[serde(default)]
-    pub reply_to: Option<Seq>,
-    #[serde(default)]
-    pub retry: bool,
-}
-
-#[derive(Debug, Deserialize)]
-pub struct HistoryRequest {
-    pub conversation: ConversationId,
-    #[serde(default)]
-    pub before: Option<Seq>,
-    #[serde(default)]
-    pub after: Option<Seq>,
-    #[serde(default)]
-    pub around: Option<Seq>,
-    #[serde(default)]
-    pub limit: Option<usize>,
-}
-
-#[derive(Debug, Deserialize)]
-pub struct Edit {
-    pub conversation: ConversationId,
-    pub seq: Seq,
-    pub body: String,
-    /// All attachments that the message has afterwards. `None` keeps those that it has.
-    #[serde(
-        default,
-        deserialize_with = "given_objects_at_most::<_, _, ATTACHMENTS_MAX>"
-    )]
-    pub attachments: Option<Vec<Attachment>>,
-    /// The rev of the content that the client has seen.
-    #[serde(default)]
-    pub base_rev: Option<Rev>,
-}
-
-#[derive(Debug, Deserialize)]
-pub struct Delete {
-    pub conversation: ConversationId,
-    #[serde(deserialize_with = "at_most::<_, _, DELETE_SEQS_MAX>")]
-    pub seqs: Vec<Seq>,
-    /// Whether a back end deletes the messages of others. It is never part of a frame.
-    #[serde(skip)]
-    pub as_moderator: bool,
-}
-
-#[derive(Debug, Deserialize)]
-pub struct Reaction {
-    pub conversation: ConversationId,
-    pub seq: Seq,
-    pub emoji: String,
-}
-
-#[derive(Debug, Deserialize)]
-pub struct ReactionsRequest {
-    pub conversation: ConversationId,
-    pub seq: Seq,
-    #[serde(default)]
-    pub emoji: Option<String>,
-    /// The `next` of the previous page.
-    #[serde(default)]
-    pub after: Option<String>,
-    #[serde(default)]
-    pub limit: Option<usize>,
-}
-
-#[derive(Debug, Deserialize)]
-pub struct ChangesRequest {
-    pub conversation: ConversationId,
-    pub after: Rev,
-    #[serde(default)]
-    pub limit: Option<usize>,
-}
-
-#[derive(Debug, Deserialize)]
-pub struct Mark {
-    pub conversation: ConversationId,
-    pub seq: Seq,
-    /// Whether the session of the request is away. It is never part of a frame.
-    #[serde(skip)]
-    pub away: bool,
-}
-
-#[derive(Debug, Deserialize)]
-pub struct Users {
-    #[serde(deserialize_with = "at_most::<_, _, WATCHED_MAX>")]
-    pub users: Vec<UserId>,
-}
-
-#[derive(Debug, Deserialize)]
-pub struct Subscribe {
-    pub conversation: ConversationId,
-    #[serde(default)]
-    pub after: Option<Seq>,
-    /// The rev up to which the client has all changes.
-    #[serde(default)]
-    pub rev: Option<Rev>,
-}
-
-#[derive(Debug, Default, Deserialize)]
-pub struct PublicRequest {
-    #[serde(default)]
-    pub after: Option<ConversationId>,
-    #[serde(default)]
-    pub limit: Option<usize>,
-}
 
 /// The answer to a request. [`Reply`] adds the request's id.
 #[derive(Debug, Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum Answer {
     Connected(Box<Connected>),
-    Refreshed {
-        expires_at: Millis,
-    },
-    Inbox {
-        items: Vec<InboxItem>,
-        #[serde(skip_serializing_if = "Option::is_none")]
-        next: Option<String>,
-    },
-    Created {
-        conversation: ConversationId,
-        existed: bool,
-    },
+    Refreshed { expires_at: Millis },
+    Inbox(InboxPage),
+    Created(Created),
     Conversation(Box<ConversationAnswer>),
-    Participants {
-        items: Vec<ParticipantItem>,
-        #[serde(skip_serializing_if = "Option::is_none")]
-        next: Option<UserId>,
-    },
+    Participants(ParticipantsPage),
     Ok(Okay),
     Sent(Sent),
     History(HistoryPage),
-    Reactions {
-        items: Vec<ReactorItem>,
-        #[serde(skip_serializing_if = "Option::is_none")]
-        next: Option<String>,
-    },
+    Reactions(ReactionsPage),
     Changes(Changes),
-    AttachmentUrls {
-        items: Vec<FileUrl>,
-    },
+    AttachmentUrls { items: Vec<FileUrl> },
     Devices(DeviceList),
-    Presence {
-        items: Vec<PresenceItem>,
-    },
-    Public {
-        items: Vec<PublicItem>,
-        #[serde(skip_serializing_if = "Option::is_none")]
-        next: Option<ConversationId>,
-    },
-    Pong {
-        time: Millis,
-    },
+    Presence { items: Vec<PresenceItem> },
+    Public(PublicPage),
+    Pong { time: Millis },
     Error(Refusal),
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+pub struct InboxPage {
+    pub items: Vec<InboxItem>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub next: Option<String>,
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+pub struct Created {
+    #[schema(value_type = String, format = Uuid)]
+    pub conversation: ConversationId,
+    pub existed: bool,
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+pub struct ParticipantsPage {
+    pub items: Vec<ParticipantItem>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    pub next: Option<UserId>,
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+pub struct ReactionsPage {
+    pub items: Vec<ReactorItem>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub next: Option<String>,
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+pub struct PublicPage {
+    pub items: Vec<PublicItem>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>, format = Uuid)]
+    pub next: Option<ConversationId>,
 }
 
 #[derive(Debug, Serialize)]

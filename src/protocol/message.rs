@@ -140,7 +140,7 @@ mod tests {
                 attachments: vec![link()],
                 reply_to: Some(3),
             },
-            texts: None,
+            texts: 0,
         }
     }
 

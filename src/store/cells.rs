@@ -39,6 +39,7 @@ use super::{
 use crate::{
     clock::{self, today},
     model::{ClientId, ConversationId, GatewayId, Kind, Level, Millis, Rev, Seq, UserId},
+    mutation::{Mutation, broken},
 };
 
 /// Minutes for which activity is kept.
@@ -118,7 +119,12 @@ impl<C: Cells> Store for CellStore<C> {
         activity: Option<Activity>,
     ) -> Result<()> {
         let mut cells = log_cells(conversation, rows);
-        cells.extend(files::reference_cells(rows));
+        if broken(Mutation::ReferencesAppend) {
+            let references = files::reference_cells(rows).collect();
+            drop(self.0.write("append", references, true).await);
+        } else {
+            cells.extend(files::reference_cells(rows));
+        }
         cells.extend(activity.map(|activity| activity_cell(conversation, activity)));
         self.0.write("append", cells, true).await
     }
@@ -126,7 +132,9 @@ impl<C: Cells> Store for CellStore<C> {
     async fn settle(&self, conversation: ConversationId, rows: &[LogRow]) -> Result<()> {
         let mut cells = log_cells(conversation, rows);
         // Rule [refs-settle]: the message may be the only one that has the file.
-        cells.extend(files::reference_cells(rows));
+        if !broken(Mutation::ReferencesSettle) {
+            cells.extend(files::reference_cells(rows));
+        }
         self.0.write("settle", cells, true).await
     }
 

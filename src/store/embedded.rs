@@ -77,7 +77,6 @@ impl Embedded {
         private::restrict_all(&path.join("keyspaces"));
         private::restrict(path);
         let (database, keyspaces) = open_database(path, cache_bytes)?;
-        packed::convert(&database, &keyspaces.rows).map_err(failed)?;
         let (writes, commands) = mpsc::channel(WRITES_QUEUED_MAX);
         let compactor = Compactor::start(path, &database, &keyspaces).map_err(failed)?;
         let memtables = Memtables::start(keyspaces.clone()).map_err(|e| failed(e.into()))?;

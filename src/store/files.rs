@@ -2,9 +2,9 @@
 
 use async_trait::async_trait;
 
-use super::{LogRow, Result};
+use super::Result;
 use crate::model::{
-    AttachmentId, FileFacts, FileResult, FileState, Metadata, Rev, Seq, UserId, file_ids,
+    AttachmentId, Entry, FileFacts, FileResult, FileState, Metadata, Rev, Seq, UserId, file_ids,
 };
 
 /// Partitions of the work of one day.
@@ -40,11 +40,11 @@ pub struct Reference {
 
 impl Reference {
     /// Returns the references of a message as it was sent.
-    pub(super) fn of_row(row: &LogRow) -> impl Iterator<Item = Self> + use<'_> {
-        let files = file_ids(row.record.content.attachments());
+    pub(super) fn of_entry(entry: &Entry) -> impl Iterator<Item = Self> + use<'_> {
+        let files = file_ids(entry.content.attachments());
         files.map(|file| Self {
             file,
-            seq: row.record.seq,
+            seq: entry.seq,
             rev: 0,
             on: true,
         })
@@ -86,6 +86,11 @@ pub trait FileStore: Send + Sync + 'static {
 
     /// Returns the files that exist among these, in any order.
     async fn files(&self, files: &[AttachmentId]) -> Result<Vec<(AttachmentId, FileRow)>>;
+
+    /// Returns a file, if it exists.
+    async fn file(&self, file: AttachmentId) -> Result<Option<FileRow>> {
+        Ok(self.files(&[file]).await?.pop().map(|(_, row)| row))
+    }
 
     /// Returns at most [`REFERENCES_MAX`] references of a file.
     async fn references(&self, file: AttachmentId) -> Result<Vec<Reference>>;

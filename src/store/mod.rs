@@ -216,10 +216,7 @@ pub trait Store: FileStore + ConsumerStore {
     async fn ring(&self) -> Result<Option<RingRow>>;
 
     /// Replaces the ring if its version is still that of `before`, and returns whether it did. This is the only
-    /// conditional write. The level never falls: if `next` has a lower one, the level of `before` stays. From
-    /// [`LEVEL_STATED`] on the row has a form that builds without a level cannot read, so that they do not start.
-    ///
-    /// [`LEVEL_STATED`]: crate::model::LEVEL_STATED
+    /// conditional write. The level never falls: if `next` has a lower one, the level of `before` stays.
     async fn propose_ring(&self, before: Option<&RingRow>, next: &RingRow) -> Result<bool>;
 
     /// Writes a heartbeat to a quorum. The counter only increases. The level of one gateway never changes.

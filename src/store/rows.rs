@@ -5,9 +5,12 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::{InboxSettings, Reference};
-use crate::model::{
-    Change, ClientId, ConversationId, DeletedSeqs, Details, Entry, EntryState, Epoch, GatewayId,
-    Kind, LEVEL_MAX, Last, Level, Millis, Participant, Rev, Seq, UserId,
+use crate::{
+    model::{
+        Change, ClientId, ConversationId, DeletedSeqs, Details, Entry, EntryState, Epoch,
+        GatewayId, Kind, LEVEL_MAX, Last, Level, Millis, Participant, Rev, Seq, UserId,
+    },
+    mutation::{Mutation, broken},
 };
 
 /// A position of a log as one owner wrote it. The key is conversation, position, epoch.
@@ -166,7 +169,7 @@ pub struct Mark {
     pub user: UserId,
     pub read_seq: Option<Seq>,
     /// [`Entry::texts`] of the entry at `read_seq` (rule [read-texts]).
-    pub read_texts: Option<u64>,
+    pub read_texts: u64,
     pub delivered_seq: Option<Seq>,
 }
 
@@ -181,11 +184,9 @@ pub struct InboxSummary {
     pub last: Option<Last>,
     /// How often the content of the newest entry changed. Of two summaries with the same `seq`, the one with more
     /// changes is newer (rule [face-k]).
-    #[serde(default)]
     pub changes: u32,
     /// [`Entry::texts`] of the newest entry.
-    #[serde(default)]
-    pub texts: Option<u64>,
+    pub texts: u64,
 }
 
 impl InboxSummary {
@@ -203,18 +204,14 @@ pub struct InboxWrite {
     pub conversation: ConversationId,
     /// The kind of the conversation, from which the place of the participant's row follows.
     pub kind: Kind,
-    #[serde(rename = "face")]
     pub summary: Option<InboxSummary>,
     pub read_seq: Option<Seq>,
     /// [`Entry::texts`] of the entry at `read_seq`.
-    #[serde(default)]
-    pub read_texts: Option<u64>,
+    pub read_texts: u64,
     pub left_seq: Option<Seq>,
     /// The deleted entries as of a rev.
-    #[serde(default)]
     pub deleted: Option<(Rev, DeletedSeqs)>,
     /// The newest rev.
-    #[serde(default)]
     pub rev: Option<Rev>,
 }
 
@@ -228,7 +225,7 @@ impl InboxWrite {
             kind,
             summary: None,
             read_seq: None,
-            read_texts: None,
+            read_texts: 0,
             left_seq: None,
             deleted: None,
             rev: None,
@@ -241,8 +238,6 @@ impl InboxWrite {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct InboxKey {
     pub conversation: ConversationId,
-    /// Whether the newest summary may be one without [`InboxSummary::texts`].
-    pub may_lack_texts: bool,
     /// Whether the row may have a `left_seq`.
     pub may_have_left: bool,
     /// Whether the row may have a rev or deleted entries.
@@ -257,7 +252,6 @@ impl InboxKey {
     pub fn unknown(conversation: ConversationId) -> Self {
         Self {
             conversation,
-            may_lack_texts: true,
             may_have_left: true,
             may_have_changes: true,
             may_have_settings: true,
@@ -269,7 +263,6 @@ impl InboxKey {
     pub fn summary(conversation: ConversationId) -> Self {
         Self {
             conversation,
-            may_lack_texts: true,
             may_have_left: false,
             may_have_changes: false,
             may_have_settings: false,
@@ -280,19 +273,15 @@ impl InboxKey {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct InboxRow {
     pub conversation: ConversationId,
-    /// Absent if a watermark was stored before the row itself. Earlier builds call it `face`.
-    #[serde(rename = "face")]
+    /// Absent if a watermark was stored before the row itself.
     pub summary: Option<InboxSummary>,
     pub read_seq: Seq,
     /// [`Entry::texts`] of the entry at `read_seq`.
-    #[serde(default)]
-    pub read_texts: Option<u64>,
+    pub read_texts: u64,
     pub left_seq: Option<Seq>,
     /// The deleted entries as of a rev.
-    #[serde(default)]
     pub deleted: (Rev, DeletedSeqs),
     /// The newest rev.
-    #[serde(default)]
     pub rev: Rev,
     /// What the user has set for the conversation. Only [`super::ConsumerStore::set_settings`] writes it.
     #[serde(default, skip_serializing_if = "InboxSettings::is_unset")]
@@ -306,7 +295,7 @@ impl InboxRow {
             conversation,
             summary: None,
             read_seq: 0,
-            read_texts: None,
+            read_texts: 0,
             left_seq: None,
             deleted: (0, DeletedSeqs::default()),
             rev: 0,
@@ -333,9 +322,7 @@ impl InboxRow {
         if let Some(seq) = write.read_seq
             && seq >= self.read_seq
         {
-            let before = self.read_texts.filter(|_| seq == self.read_seq);
-            self.read_texts = write.read_texts.or(before);
-            self.read_seq = seq;
+            (self.read_seq, self.read_texts) = (seq, write.read_texts);
         }
         self.left_seq = self.left_seq.max(write.left_seq);
         if let Some((rev, deleted)) = &write.deleted
@@ -346,15 +333,31 @@ impl InboxRow {
         self.rev = self.rev.max(write.rev.unwrap_or_default());
     }
 
+    /// Hides the newest entry if the row says that it was deleted. Rule \[face-deleted\]: an entry that is published again does
+    /// not know of its deletion.
+    pub fn hide_deleted(&mut self) {
+        let deleted = &self.deleted.1;
+        if let Some(last) = self.summary.as_mut().and_then(|s| s.last.as_mut())
+            && deleted.highest.binary_search(&last.seq).is_ok()
+            && !broken(Mutation::FaceDeleted)
+        {
+            (last.deleted, last.preview) = (true, String::new());
+        }
+    }
+
     /// Returns the number of people's messages that the user has not read, given the newest entry. Deleted ones do not
     /// count.
     #[must_use]
     pub fn unread(&self, joined_seq: Seq, last_seq: Seq, last_texts: u64, deleted: &[Seq]) -> u64 {
-        let read_seq = self.read_seq.max(joined_seq);
-        let texts = self.read_texts.filter(|_| self.read_seq == read_seq);
+        let (read_seq, texts) = if self.read_seq >= joined_seq {
+            (self.read_seq, self.read_texts)
+        } else {
+            // The row of the join is not stored yet. Nobody knows how many messages were before it: at most as many as entries.
+            (joined_seq, joined_seq)
+        };
         let is_unread = |seq: &&Seq| **seq > read_seq && **seq <= last_seq;
         let gone = deleted.iter().filter(is_unread).count() as u64;
-        let since = last_texts.saturating_sub(texts.unwrap_or(read_seq));
+        let since = last_texts.saturating_sub(texts);
         since.saturating_sub(gone)
     }
 }
@@ -388,7 +391,7 @@ pub struct Heartbeat {
     /// The address for its peers, or empty if it does not take connections.
     pub address: String,
     pub counter: u64,
-    /// The highest level that the gateway supports. A heartbeat of a build that states none has level 0.
+    /// The highest level that the gateway supports.
     pub level: Level,
 }
 
@@ -397,14 +400,13 @@ pub struct Heartbeat {
 pub struct RingRow {
     pub version: Epoch,
     pub members: Vec<GatewayId>,
-    /// The level of the stored format and of the messages. It never falls. Builds that state no level do not send it.
-    #[serde(default)]
+    /// The level of the stored format and of the messages. It never falls.
     pub level: Level,
 }
 
 impl RingRow {
-    /// Returns the first version of a store on which no gateway has run. There is no earlier build to wait for, so it
-    /// begins with the highest level.
+    /// Returns the first version of a store on which no gateway has run. No gateway has to be waited for, so
+    /// it begins with the highest level.
     #[must_use]
     pub fn first(members: Vec<GatewayId>) -> Self {
         Self {

@@ -27,6 +27,21 @@ use crate::{
 /// The time after which a request to an unreachable store fails.
 const OUT_OF_REACH: Duration = Duration::from_millis(500);
 
+/// The time in which writes arrive of which nobody hears.
+const LATER_MS: u64 = 60_000;
+
+/// Where the writes of a client arrive.
+#[derive(Clone, Copy, Default, Debug)]
+pub enum Reach {
+    /// At all replicas, but for the faults.
+    #[default]
+    All,
+    /// At one.
+    One,
+    /// Late at all, and nobody acknowledges them.
+    Late,
+}
+
 pub type Simulated = CellStore<Replicas>;
 
 /// Cells by key, with their copies on the replicas.
@@ -72,6 +87,7 @@ pub struct Replicas {
     state: Arc<Mutex<State>>,
     /// Whether this client of the store cannot reach it.
     cut: Arc<AtomicBool>,
+    reach: Arc<Mutex<Reach>>,
     /// Cloned for each read in progress, which counts them.
     reading: Arc<()>,
 }
@@ -93,6 +109,7 @@ impl Simulated {
         CellStore(Replicas {
             state: Arc::new(Mutex::new(state)),
             cut: Arc::default(),
+            reach: Arc::default(),
             reading: Arc::default(),
         })
     }
@@ -103,6 +120,7 @@ impl Simulated {
         CellStore(Replicas {
             state: self.0.state.clone(),
             cut: Arc::default(),
+            reach: Arc::default(),
             reading: Arc::default(),
         })
     }
@@ -111,6 +129,11 @@ impl Simulated {
     #[must_use]
     pub fn cut(&self) -> Arc<AtomicBool> {
         self.0.cut.clone()
+    }
+
+    /// Sets where the writes of this client arrive.
+    pub fn set_reach(&self, reach: Reach) {
+        *lock(&self.0.reach) = reach;
     }
 
     /// The number of reads of this client in progress.
@@ -178,6 +201,19 @@ impl State {
         }
     }
 
+    fn later(&mut self) -> Fate {
+        let delay = self.random.random_range(50..=LATER_MS);
+        Fate::Late(Duration::from_millis(delay))
+    }
+
+    /// The fates of a write of which only one replica hears.
+    fn one_of(&mut self, replicas: usize) -> Vec<Fate> {
+        let hop = self.hop();
+        let mut fates: Vec<_> = (0..replicas).map(|_| Fate::Lost).collect();
+        fates[self.random.random_range(0..replicas)] = Fate::Lands(hop);
+        fates
+    }
+
     fn land(&mut self, replica: usize, cells: &[Cell]) {
         for cell in cells {
             let new = (cell.timestamp, cell.value.clone());
@@ -209,10 +245,12 @@ impl Replicas {
     async fn spread(&self, cells: Vec<Cell>, replicas: &[usize]) -> bool {
         let fates: Vec<_> = {
             let mut state = self.state();
-            replicas
-                .iter()
-                .map(|&replica| (replica, state.fate()))
-                .collect()
+            let fates = match *lock(&self.reach) {
+                Reach::All => replicas.iter().map(|_| state.fate()).collect(),
+                Reach::One => state.one_of(replicas.len()),
+                Reach::Late => replicas.iter().map(|_| state.later()).collect::<Vec<_>>(),
+            };
+            replicas.iter().copied().zip(fates).collect()
         };
         let cells = Arc::new(cells);
         let mut landing: Vec<(Duration, usize)> = Vec::new();

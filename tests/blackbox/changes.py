@@ -3,7 +3,7 @@ import os
 import secrets
 import string
 
-from support import PATIENCE, eventually, uuid4, within
+from support import PATIENCE, Refused, eventually, uuid4, within
 
 # An edit of a message that does not exist, of a system entry, or with a wrong emoji gets this code, like other invalid requests.
 INVALID = "bad_request"
@@ -103,11 +103,22 @@ def toggles(conversation, seq, count, emoji="👍"):
     return [("react" if n % 2 == 0 else "unreact", {"conversation": conversation, "seq": seq, "emoji": emoji}) for n in range(count)]
 
 
+async def asked(client, type, **fields):
+    """Asks again while the store does not answer, as clients do: over Cassandra on busy processors it may not."""
+    for _ in range(5):
+        try:
+            return await client.ask(type, **fields)
+        except Refused as refused:
+            if refused.code != "unavailable":
+                raise
+    return await client.ask(type, **fields)
+
+
 async def reactors(client, conversation, seq, limit=50, **fields):
     """All reactions of an entry, read page by page: a set of (user, emoji)."""
     found, after = [], None
     while True:
-        page = await client.ask("reactions", conversation=conversation, seq=seq, limit=limit, **fields, **({"after": after} if after else {}))
+        page = await asked(client, "reactions", conversation=conversation, seq=seq, limit=limit, **fields, **({"after": after} if after else {}))
         assert len(page["items"]) <= limit
         found += [(item["user"], item["emoji"]) for item in page["items"]]
         after = page.get("next")

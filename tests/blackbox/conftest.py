@@ -1,4 +1,5 @@
 import asyncio
+import os
 
 import pytest
 
@@ -67,6 +68,34 @@ def pytest_collection_modifyitems(config, items):
         (kept if codec in (None, in_turn) else left_out).append(item)
     items[:] = kept
     config.hook.pytest_deselected(items=left_out)
+
+
+class FailedAtOnce:
+    """Prints the name of a failed test when it fails. Pytest prints names at the end, which a run that is ended never reaches."""
+
+    def __init__(self, reporter):
+        self.reporter = reporter
+
+    def pytest_runtest_logreport(self, report):
+        if report.failed:
+            crash = getattr(report.longrepr, "reprcrash", None)
+            self.reporter.ensure_newline()
+            self.reporter.write_line(f"failed: {report.nodeid} ({report.when}): {crash.message.splitlines()[0] if crash else ''}")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config):
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    if reporter and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(FailedAtOnce(reporter))
+
+
+def pytest_runtest_setup(item):
+    beside = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    assert beside == 1 or not item.get_closest_marker("alone"), "run it without -n, or leave it out: -m 'not alone'"
+    group = item.get_closest_marker("xdist_group")
+    # pytest-xdist 3.8 does not see the groups of pytest 9.2, and says nothing.
+    assert beside == 1 or not group or item.nodeid.endswith(f"@{group.args[0]}"), "run it with --dist loadgroup, and a pytest whose groups it sees"
 
 
 @pytest.fixture

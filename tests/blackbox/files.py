@@ -16,7 +16,8 @@ import time
 import httpx
 from PIL import Image
 
-from support import PATIENCE, ROOT, eventually, free_port
+from ports import free_port
+from support import PATIENCE, ROOT, eventually
 
 TUS = {"tus-resumable": "1.0.0"}
 
@@ -195,8 +196,7 @@ class Clamd:
         signatures = self.folder / "signatures"
         signatures.mkdir()
         (signatures / "test.ndb").write_text(f"Chat.Test:0:*:{self.MARKER.hex()}\n")
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port = free.getsockname()[1]
+        self.port = free_port()
         self.address = f"127.0.0.1:{self.port}"
         self.process = None
 

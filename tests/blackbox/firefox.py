@@ -4,6 +4,7 @@ import base64
 import contextlib
 import json
 import os
+import pathlib
 import re
 import signal
 import tempfile
@@ -163,5 +164,6 @@ class Firefox:
 
     async def picture(self, path):
         answer = await self.ask("browsingContext.captureScreenshot", context=self.tab)
+        pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
         with open(path, "wb") as file:
             file.write(base64.b64decode(answer["data"]))

@@ -278,6 +278,8 @@ class PushFakes:
         config.certfile, config.keyfile = str(self.root / "tls.pem"), str(self.root / "tls.key")
         config.alpn_protocols = ["h2", "http/1.1"]
         config.loglevel = "ERROR"
+        # A request on a connection that is just being closed fails. After the default of five seconds tests of a busy machine met that.
+        config.keep_alive_timeout = 600
         await serve(self.app, config, shutdown_trigger=ended)
 
     def start(self):

@@ -5,6 +5,7 @@ This module knows docs/protocol.md and nothing of the gateway's code.
 import asyncio
 import concurrent.futures
 import contextlib
+import fcntl
 import functools
 import itertools
 import json
@@ -14,7 +15,6 @@ import random
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -24,6 +24,8 @@ import uuid
 import jwt
 import msgpack
 import websockets
+
+from ports import free_port
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BINARY = os.environ.get("CHAT_GATEWAY", str(ROOT / "target/release/chat-gateway"))
@@ -51,7 +53,8 @@ def cql():
 
     profile = ExecutionProfile(row_factory=dict_factory, request_timeout=60, consistency_level=6)  # LOCAL_QUORUM
     hosts = [node.split(":")[0] for node in CASSANDRA_NODES]
-    return Cluster(hosts, execution_profiles={EXEC_PROFILE_DEFAULT: profile}, connect_timeout=30).connect()
+    # The driver would read all keyspaces again after each change of the schema.
+    return Cluster(hosts, execution_profiles={EXEC_PROFILE_DEFAULT: profile}, connect_timeout=30, schema_metadata_enabled=False).connect()
 
 
 def clean(directory):
@@ -59,18 +62,33 @@ def clean(directory):
     shutil.rmtree(directory, ignore_errors=True)
     keyspace = keyspaces.pop(str(directory), None)
     if keyspace and keyspace not in abandoned_keyspaces:
-        used_keyspaces.append(keyspace)
+        free_keyspaces(lambda free: free.append(keyspace))
 
 
 keyspaces = {}  # directory -> keyspace
-used_keyspaces = []  # free for reuse: creating a keyspace takes ten times as long as emptying one
 abandoned_keyspaces = set()
+
+
+def free_keyspaces(change):
+    """Changes the list of keyspaces that no test of any process uses, and returns what the change returns. Creating a keyspace takes
+    three nodes 20 s of CPU, ten times as long as emptying one."""
+    path = pathlib.Path(os.environ.get("CASSANDRA_HOME_DIR", os.path.expanduser("~/.cache/local-cassandra")), "free-keyspaces")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "a+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.seek(0)
+        free = file.read().split()
+        result = change(free)
+        file.truncate(0)
+        file.write("\n".join(free))
+    return result
 
 
 def keyspace_of(directory):
     if str(directory) not in keyspaces:
         # A slow replica can apply old writes even after a TRUNCATE, so the keyspace unused for longest is the safest.
-        keyspaces[str(directory)] = emptied(used_keyspaces.pop(0)) if len(used_keyspaces) > 2 else new_keyspace()
+        reused = free_keyspaces(lambda free: free.pop(0) if len(free) > 2 else None)
+        keyspaces[str(directory)] = emptied(reused) if reused else new_keyspace()
     return keyspaces[str(directory)]
 
 
@@ -300,18 +318,9 @@ class Gateway:
         return client
 
 
-def free_port(host="127.0.0.1"):
-    """A free port below the ephemeral range, so that no connection takes it while its gateway restarts."""
-    while True:
-        port = random.randrange(12000, 32000)
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind((host, port))
-            return port
-
-
 def member(host="127.0.0.1", **settings):
     """Settings of a gateway that is a member of a cluster."""
-    address = f"{host}:{free_port('127.0.0.1')}"
+    address = f"{host}:{free_port()}"
     return {
         "cluster__enabled": "true",
         "cluster__listen": address,

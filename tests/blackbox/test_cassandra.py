@@ -113,6 +113,7 @@ async def check(gateway, conversations, writers, reads):
         await client.close()
 
 
+@pytest.mark.alone
 async def test_nodes_die_pause_and_come_back_under_load(start, cluster):
     gateway = start(**UNLIMITED)
     alice, bob = await gateway.connect("alice"), await gateway.connect("bob")
@@ -175,6 +176,7 @@ async def test_nodes_die_pause_and_come_back_under_load(start, cluster):
     await check(gateway, conversations, writers, reads)
 
 
+@pytest.mark.alone
 async def test_without_a_quorum_sends_are_refused_in_time_until_it_is_back(start, cluster):
     gateway = start(session__request_timeout_ms=3000, store__cassandra__timeout_ms=1000, **UNLIMITED)
     alice, bob = await gateway.connect("alice"), await gateway.connect("bob")

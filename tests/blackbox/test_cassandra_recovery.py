@@ -12,7 +12,8 @@ from test_cassandra import bytes_on_disk, sent
 from test_changes_cluster import connected
 from test_messages import refused, send_all
 
-pytestmark = pytest.mark.cassandra
+# One process at a time has nodes of its own, which need much memory and time to start.
+pytestmark = [pytest.mark.cassandra, pytest.mark.xdist_group("own nodes")]
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ import pytest
 from cassandra import OperationTimedOut, ReadTimeout, Unavailable, WriteTimeout
 
 from certificates import certificate
+from ports import free_port
 from support import BINARY, PATIENCE, Gateway, OwnNodes, cql, new_keyspace
 from test_cassandra import ready
 
@@ -98,11 +99,7 @@ def test_settings_that_do_not_fit_the_cluster_are_refused(tmp_path):
 
 
 def test_a_gateway_waits_for_an_unreachable_cluster(tmp_path):
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        internal = f"127.0.0.1:{probe.getsockname()[1]}"
+    internal = f"127.0.0.1:{free_port()}"
     gateway = Gateway(str(tmp_path), internal__listen=internal, store__cassandra__nodes='["127.66.66.66:9042"]')
     log = tmp_path / "log"
     with open(log, "wb") as out:
@@ -137,6 +134,7 @@ def test_a_command_says_what_it_waits_for(tmp_path, command):
         process.wait()
 
 
+@pytest.mark.xdist_group("own nodes")
 @pytest.mark.parametrize("mutual", [False, True])
 async def test_tls_and_a_password(tmp_path, mutual):
     """Starts a node that accepts only TLS and a password, or with `mutual` also only those who have a certificate."""

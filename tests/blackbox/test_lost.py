@@ -1,9 +1,12 @@
 """Conversations whose log has lost entries or changes, and the way out: `chat-gateway store check` and `store mend`."""
+import asyncio
+import signal
+import subprocess
 import uuid
 
 import pytest
 
-from support import UNLIMITED, Three, clean, cql, eventually, keyspace_of, uuid4
+from support import BINARY, UNLIMITED, Three, clean, cql, eventually, keyspace_of, uuid4
 from test_messages import refused
 
 pytestmark = pytest.mark.cassandra
@@ -203,9 +206,30 @@ async def test_an_older_part_of_the_log_may_be_lost(start):
         await client.close()
 
 
+async def mend_with_a_pause(gateway, conversation, filled_last):
+    """Mends a conversation, and pauses the command for longer than a lease when it has filled the last place."""
+    keyspace, session = keyspace_of(gateway.directory), cql()
+    last = f"{keyspace}.messages WHERE conversation_id = {conversation} AND bucket = {filled_last // BUCKET} AND seq = {filled_last}"
+
+    async def is_filled():
+        return session.execute(f"SELECT seq FROM {last}").one()
+
+    command = [BINARY, "store", "mend", conversation]
+    with subprocess.Popen(command, env=gateway.env(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as mending:
+        try:
+            assert await eventually(is_filled)
+            mending.send_signal(signal.SIGSTOP)
+            await asyncio.sleep(3)
+        finally:
+            mending.send_signal(signal.SIGCONT)
+        said, _ = await asyncio.to_thread(mending.communicate)
+    assert "the lease had ended" in said, said
+    return mending.returncode, said
+
+
 async def test_the_end_of_a_log_is_found_when_its_record_is_older(start):
     """As after a restore of tables that are of different moments: the newest partition of the log is there, but the record of it and
-    the end of the partition before it are not."""
+    the end of the partition before it are not. It is mended although the lease of the command ends meanwhile."""
     gateway = start(**UNLIMITED)
     alice = await gateway.connect("alice")
     dm = await alice.create("dm", "bob")
@@ -218,11 +242,11 @@ async def test_the_end_of_a_log_is_found_when_its_record_is_older(start):
     columns = [column for column, value in row.items() if value is not None]
     insert = session.prepare(f"INSERT INTO {messages} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))}) USING TIMESTAMP 0")
     for seq in range(BUCKET, BUCKET + 3):
-        row |= {"bucket": 1, "seq": seq, "texts": seq, "committed": seq - 1, "body": f"message {seq}", "client_id": uuid.uuid4()}
+        row |= {"bucket": 1, "seq": seq, "texts": seq, "settled": seq - 1, "body": f"message {seq}", "client_id": uuid.uuid4()}
         session.execute(insert, [row[column] for column in columns])
     code, said = store(gateway, "check", dm)
     assert code == 1 and "rows beyond the recorded end" in said, said
-    code, said = store(gateway, "mend", dm)
+    code, said = await mend_with_a_pause(gateway, dm, BUCKET - 1)
     assert code == 0 and f"missing: 11 to {BUCKET - 1}" in said, said
     assert store(gateway, "check", dm)[0] == 0
     gateway.start()

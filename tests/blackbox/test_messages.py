@@ -164,7 +164,7 @@ async def test_a_retry_is_known_for_seven_days(start, codec):
     # Almost seven days later, and after more than eight: client ids are kept by days.
     for later, is_known in (("+167h", True), ("+193h", False)):
         gateway.kill()
-        gateway.prefix = time_shift(later, speed=1)
+        gateway.prefix = time_shift(later)
         gateway.start()
         alice = await gateway.connect("alice", codec)
         again = await alice.send(dm, "hi", ids[0], retry=True)

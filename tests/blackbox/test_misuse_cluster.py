@@ -1,4 +1,5 @@
 """Answers between gateways that exceed one frame (16 MiB), or would without a bound."""
+import json
 import uuid
 
 import pytest
@@ -29,12 +30,14 @@ def fill_inbox(cluster, user):
     """Writes inbox rows that make the user a participant of ROWS groups with long names."""
     from cassandra.concurrent import execute_concurrent_with_args
 
-    insert = cql().prepare(
-        f"INSERT INTO {keyspace_of(cluster.directory)}.user_conversations (user_id, conversation_id, kind, name, joined_seq,"
-        " seq, last_seq, last_message_id, last_at, last_sender, last_kind, last_preview)"
-        " VALUES (?, ?, 'group', ?, 1, 1, 1, ?, 1000, 'somebody', 'text', ?) USING TIMESTAMP 1"
-    )
-    rows = ((user, uuid.uuid4(), "n" * 256, uuid.uuid1(), "😀" * 100) for _ in range(ROWS))
+    table = f"{keyspace_of(cluster.directory)}.user_conversations"
+    insert = cql().prepare(f"INSERT INTO {table} (user_id, conversation_id, summary) VALUES (?, ?, ?) USING TIMESTAMP 2048")
+
+    def summary():
+        last = {"seq": 1, "message_id": str(uuid.uuid1()), "at": 1000, "sender": "somebody", "kind": "text", "preview": "😀" * 100}
+        return json.dumps({"seq": 1, "kind": "group", "name": "n" * 256, "joined_seq": 1, "last": last, "changes": 0, "texts": 1})
+
+    rows = ((user, uuid.uuid4(), summary()) for _ in range(ROWS))
     execute_concurrent_with_args(cql(), insert, rows, concurrency=64)
 
 

@@ -17,7 +17,8 @@ import websockets
 
 from certificates import certificate
 from files import TUS
-from support import PATIENCE, ROOT, eventually, free_port, uuid4
+from ports import free_port
+from support import PATIENCE, ROOT, eventually, uuid4
 
 NAME, SECRET = "chat.example.org", "a secret of more than thirty-two bytes"
 SIZE = 9 << 20
@@ -172,7 +173,9 @@ async def test_uploads_downloads_and_websockets_pass_as_documented(proxy):
 
 @pytest.mark.embedded
 async def test_other_bodies_stay_limited_as_documented(proxy):
-    large = await proxy.ask("PUT", "/v1/devices/phone", b"{" + b" " * 70_000, content_type="application/json")
+    large = await proxy.ask("PUT", "/v1/devices/phone", b"{" + b" " * 140_000, content_type="application/json")
     assert large.status_code in (413, 502), "Caddy 2.6 says 502 when it stops reading"
     small = await proxy.ask("PUT", "/v1/devices/phone", b"{" + b" " * 65_000, content_type="application/json")
     assert small.status_code == 400, "it reaches the gateway"
+    replay = await proxy.ask("POST", "/v1/consumers/orders/replay", b"{" + b" " * 127_000, content_type="application/json")
+    assert replay.status_code in (400, 403), f"it reaches the gateway: {replay.status_code}"

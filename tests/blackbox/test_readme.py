@@ -1,4 +1,5 @@
 """Runs the commands of README.md and docs/quickstart.md word for word, except for the port, which must be a free one."""
+import json
 import os
 import re
 import subprocess
@@ -16,7 +17,7 @@ def blocks():
 
 @pytest.mark.embedded
 def test_the_quickstart_does_what_the_page_shows(start, tmp_path):
-    (_, run), (_, chat), (_, shown), (_, typed), (_, imported) = blocks()
+    (_, run), (_, chat), (_, shown), (_, typed), (_, imported), (_, token) = blocks()
     assert run.strip() == "cargo run --release"
     gateway = start(str(tmp_path / "data"))
     script = chat.replace("/tmp/chat-client", str(tmp_path / "chat-client")).rstrip()
@@ -25,6 +26,9 @@ def test_the_quickstart_does_what_the_page_shows(start, tmp_path):
     assert done.returncode == 0, done.stderr
     assert done.stdout == shown
     assert "websockets ws://127.0.0.1:8080/v1/ws" in typed
+    asked = token.replace("127.0.0.1:8081", gateway.client)
+    done = subprocess.run(["bash", "-euc", asked], capture_output=True, text=True, timeout=120)
+    assert json.loads(done.stdout)["token"].count(".") == 2, done
     assert gateway.stop() == 0
     done = subprocess.run(["bash", "-euc", imported], cwd=ROOT, env=gateway.env(), capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr

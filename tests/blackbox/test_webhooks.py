@@ -14,7 +14,8 @@ from aiohttp import web
 from standardwebhooks import Webhook
 
 from clock import Clock, noticed
-from support import PATIENCE, STORE, Three, clean, eventually, free_port, uuid4, within
+from ports import free_port
+from support import PATIENCE, STORE, Three, clean, eventually, uuid4, within
 
 SECRET = "whsec_" + base64.b64encode(b"a secret of 32 bytes for testing").decode()
 

@@ -36,6 +36,15 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ),
 ];
 
+/// The folders of `src/cluster`, each with the other ones that it may use. None may use the files beside them.
+const CLUSTER: &[(&str, &[&str])] = &[
+    ("wire", &[]),
+    ("ring", &["wire"]),
+    ("sockets", &["wire"]),
+    ("home", &["wire", "ring", "sockets"]),
+    ("inward", &["wire", "ring", "sockets", "home"]),
+];
+
 /// Lines of a file. A longer one probably holds two ideas.
 const LINES_MAX: usize = 600;
 /// Folders of code that people write, each with the extensions of its files.
@@ -196,41 +205,115 @@ fn paths_at(text: &str) -> (Vec<Vec<String>>, &str) {
     (vec![vec![word]], rest)
 }
 
-/// The modules that a module names, except its parents and children, which count as the same module.
-fn names(
-    module: &[String],
-    code: &str,
-    modules: &BTreeMap<Vec<String>, String>,
-) -> BTreeSet<Vec<String>> {
-    let mut named = BTreeSet::new();
-    for start in ["crate::", "super::", "self::"] {
-        for (at, _) in code.match_indices(start) {
-            let before = code[..at].chars().next_back();
-            if before.is_some_and(|c| c.is_alphanumeric() || c == ':' || c == '_') {
-                continue;
-            }
-            for path in paths_at(&code[at..]).0 {
-                let mut full: Vec<String> = match path[0].as_str() {
-                    "crate" => Vec::new(),
-                    _ => module.to_vec(),
-                };
-                for word in path {
-                    match word.as_str() {
-                        "crate" | "self" => {}
-                        "super" => drop(full.pop()),
-                        _ => full.push(word),
+/// The modules of a folder.
+struct Modules {
+    /// The code of each, by path.
+    code: BTreeMap<Vec<String>, String>,
+    /// What each module calls by a name of its own: the path to it, by module and name.
+    uses: BTreeMap<(Vec<String>, String), Vec<String>>,
+}
+
+impl Modules {
+    fn of(folder: &Path) -> Self {
+        let code = modules(folder);
+        let mut uses = BTreeMap::new();
+        for (module, text) in &code {
+            for (at, start) in text.match_indices("use ") {
+                if text[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_') {
+                    continue;
+                }
+                for path in paths_at(&text[at + start.len()..]).0 {
+                    let name = path.last().unwrap().clone();
+                    let mut full = absolute(module, path);
+                    // A path that begins with a name begins in this module, if the name is that of a child.
+                    let child = [module.as_slice(), &full[..1.min(full.len())]].concat();
+                    if code.contains_key(&child) && child.len() > module.len() {
+                        full = [module.as_slice(), &full].concat();
                     }
-                }
-                while !full.is_empty() && !modules.contains_key(&full) {
-                    full.pop();
-                }
-                if !full.is_empty() && !full.starts_with(module) && !module.starts_with(&full) {
-                    named.insert(full);
+                    uses.insert((module.clone(), name), full);
                 }
             }
         }
+        Self { code, uses }
     }
-    named
+
+    /// Returns the module in which something is, also if it is named as part of a module that only re-exports it.
+    fn home_of(&self, path: &[String]) -> Vec<String> {
+        let mut path = path.to_vec();
+        // Each step goes through one re-export.
+        for _ in 0..8 {
+            let known = |len: &usize| self.code.contains_key(&path[..*len]);
+            let len = (1..=path.len()).rev().find(known).unwrap_or(0);
+            let (module, rest) = path.split_at(len);
+            let used = rest.first().map(|name| (module.to_vec(), name.clone()));
+            match used.and_then(|used| self.uses.get(&used)) {
+                Some(full) if *full != path => path = [full, &rest[1..]].concat(),
+                _ => return module.to_vec(),
+            }
+        }
+        panic!("{path:?} is re-exported in a circle")
+    }
+
+    /// Returns the modules that a module names.
+    fn named_by(&self, module: &[String]) -> BTreeSet<Vec<String>> {
+        let code = &self.code[module];
+        let mut named = BTreeSet::new();
+        for start in ["crate::", "super::", "self::"] {
+            for (at, _) in code.match_indices(start) {
+                let before = code[..at].chars().next_back();
+                if before.is_some_and(|c| c.is_alphanumeric() || c == ':' || c == '_') {
+                    continue;
+                }
+                let paths = paths_at(&code[at..]).0.into_iter();
+                named.extend(paths.map(|path| self.home_of(&absolute(module, path))));
+            }
+        }
+        named
+    }
+}
+
+/// The path from the root to what a module names by this path. A path that begins with another name stays as it is.
+fn absolute(module: &[String], path: Vec<String>) -> Vec<String> {
+    let mut full = match path[0].as_str() {
+        "super" | "self" => module.to_vec(),
+        _ => Vec::new(),
+    };
+    for word in path {
+        match word.as_str() {
+            "crate" | "self" => {}
+            "super" => drop(full.pop()),
+            _ => full.push(word),
+        }
+    }
+    full
+}
+
+#[test]
+fn folders_of_the_cluster_point_one_way() {
+    crate::enter_project();
+    let modules = Modules::of(Path::new("src"));
+    for (folder, allowed) in CLUSTER {
+        let inside = ["cluster".to_owned(), (*folder).to_owned()];
+        let files = modules.code.keys().filter(|m| m.starts_with(&inside));
+        let files = files.filter(|m| m.last().is_some_and(|name| name != "tests"));
+        let mut found = 0;
+        for file in files {
+            found += 1;
+            for used in modules.named_by(file) {
+                let fine = used.first().is_none_or(|layer| layer != "cluster")
+                    || used
+                        .get(1)
+                        .is_some_and(|used| used == folder || allowed.contains(&used.as_str()));
+                assert!(
+                    fine,
+                    "{} uses {}, but cluster/{folder} may use only {allowed:?}",
+                    file.join("::"),
+                    used.join("::")
+                );
+            }
+        }
+        assert!(found > 2, "src/cluster/{folder} has only {found} files");
+    }
 }
 
 /// Files that import each other cannot be read or changed one at a time.
@@ -246,10 +329,17 @@ fn imports_have_no_cycles() {
 
 /// Returns the number of imports below a folder.
 fn check_cycles(folder: &Path) -> usize {
-    let modules = modules(folder);
+    let modules = Modules::of(folder);
+    // Parents and children count as the same module.
+    let others = |module: &Vec<String>| {
+        let mut named = modules.named_by(module);
+        named.retain(|named| !named.starts_with(module) && !module.starts_with(named));
+        named
+    };
     let mut left: BTreeMap<_, _> = modules
-        .iter()
-        .map(|(module, code)| (module.clone(), names(module, code, &modules)))
+        .code
+        .keys()
+        .map(|module| (module.clone(), others(module)))
         .collect();
     let edges: usize = left.values().map(BTreeSet::len).sum();
     // A module that imports no remaining module, or that none imports, is in no cycle.

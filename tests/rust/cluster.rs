@@ -17,9 +17,9 @@
 //! CLUSTER_FROM=0 cargo test --release --test all a_cluster_loses` runs more seeds. The same seed always runs the same.
 //! `week.rs` has one more simulation: a receiver that is down for hours, or a week.
 
-mod changed;
+mod changes;
 mod consumed;
-mod followed;
+mod late_interest;
 mod quiet;
 mod ranks;
 mod restored;
@@ -34,7 +34,7 @@ use std::{
     time::Duration,
 };
 
-use changed::check_changes;
+use changes::check_changes;
 use chat_gateway::{
     chat::{Creation, LogRange, Operation, Outcome},
     cluster::Cluster,
@@ -301,7 +301,7 @@ async fn long_inbox() {
                 deleted: false,
             }),
             changes: 0,
-            texts: None,
+            texts: 0,
         }),
         ..InboxWrite::of(
             user(3),
@@ -312,7 +312,7 @@ async fn long_inbox() {
     let rows = (0..ROWS).map(row).collect();
     world.store.write_inbox(rows).await.unwrap();
     for rows in through_each(&world, |cluster| async move {
-        cluster.router.inbox_rows(&user(3)).await.ok()
+        cluster.users.inbox_rows(&user(3)).await.ok()
     })
     .await
     {
@@ -325,7 +325,7 @@ async fn long_inbox() {
     for places in through_each(&world, |cluster| async move {
         let session = SessionId(Arc::as_ptr(&cluster) as u64);
         let subscriber = Subscriber::new(session, user(3), Codec::Json, 1 << 22);
-        cluster.router.register(&Arc::new(subscriber)).await.ok()
+        cluster.users.register(&Arc::new(subscriber)).await.ok()
     })
     .await
     {
@@ -448,8 +448,8 @@ async fn too_much_waits() {
     };
     let subscriber = Arc::new(Subscriber::new(SessionId(1), user(3), Codec::Json, 1 << 22));
     let there = last.cluster().unwrap();
-    there.router.register(&subscriber).await.unwrap();
-    there.router.follow(&subscriber, &[channel]).await;
+    there.users.register(&subscriber).await.unwrap();
+    there.channels.subscribe_own(&subscriber, &[channel]).await;
     // By then every home knows the channel.
     sleep(Duration::from_secs(5)).await;
     let pair = (first.address.clone(), last.address.clone());

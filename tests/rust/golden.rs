@@ -13,9 +13,10 @@ use chat_gateway::{
     },
     protocol::{
         Answer, ChangedEvent, Changes, Codec, Connected, ConversationAnswer, ConversationChange,
-        ConversationEvent, Deleted, DeviceItem, DeviceList, ErrorCode, Event, HistoryPage,
-        InboxItem, Item, Limits, Message, Okay, ParticipantItem, PresenceItem, PublicItem,
-        ReactionBy, ReactorItem, Refusal, Reply, Sent, SettingsEvent, Switch,
+        ConversationEvent, Created, Deleted, DeviceItem, DeviceList, ErrorCode, Event, HistoryPage,
+        InboxItem, InboxPage, Item, Limits, Message, Okay, ParticipantItem, ParticipantsPage,
+        PresenceItem, PublicItem, PublicPage, ReactionBy, ReactionsPage, ReactorItem, Refusal,
+        Reply, Sent, SettingsEvent, Switch,
     },
 };
 use serde::Serialize;
@@ -297,14 +298,14 @@ fn answers() -> Vec<Answer> {
     vec![
         Answer::Connected(Box::new(connected)),
         Answer::Refreshed { expires_at: AT },
-        Answer::Inbox {
+        Answer::Inbox(InboxPage {
             items: vec![item(Some(last())), item(None), gone],
             next: Some("1795000000123.7".into()),
-        },
-        Answer::Created {
+        }),
+        Answer::Created(Created {
             conversation: conversation(),
             existed: false,
-        },
+        }),
         Answer::Conversation(Box::new(ConversationAnswer {
             conversation: conversation(),
             details: details(),
@@ -314,7 +315,7 @@ fn answers() -> Vec<Answer> {
             rev: 9,
             role: Some(Role::Owner),
         })),
-        Answer::Participants {
+        Answer::Participants(ParticipantsPage {
             items: vec![ParticipantItem {
                 user: user("bob"),
                 role: Role::Member,
@@ -323,7 +324,7 @@ fn answers() -> Vec<Answer> {
                 read_seq: Some(3),
             }],
             next: Some(user("bob")),
-        },
+        }),
         Answer::Ok(Okay::default()),
         Answer::Ok(Okay {
             seq: Some(5),
@@ -354,14 +355,14 @@ fn answers() -> Vec<Answer> {
             rev: 70_000,
             head: 6,
         }),
-        Answer::Reactions {
+        Answer::Reactions(ReactionsPage {
             items: vec![ReactorItem {
                 user: user("bob"),
                 emoji: "👍".into(),
                 at: AT,
             }],
             next: Some("👍 bob".into()),
-        },
+        }),
         Answer::Changes(Changes {
             after: 6,
             rev: 9,
@@ -385,7 +386,7 @@ fn answers() -> Vec<Answer> {
         Answer::Presence {
             items: vec![present, away],
         },
-        Answer::Public {
+        Answer::Public(PublicPage {
             items: vec![PublicItem {
                 conversation: conversation(),
                 kind: Kind::Channel,
@@ -393,7 +394,7 @@ fn answers() -> Vec<Answer> {
                 created_at: AT,
             }],
             next: Some(conversation()),
-        },
+        }),
         Answer::Pong { time: AT },
         Answer::Error(Refusal {
             code: ErrorCode::RateLimited,
@@ -414,10 +415,10 @@ fn answers() -> Vec<Answer> {
             ],
             web_key: Some("BCVxsr7N".into()),
         }),
-        Answer::Inbox {
+        Answer::Inbox(InboxPage {
             items: vec![muted],
             next: None,
-        },
+        }),
     ]
 }
 

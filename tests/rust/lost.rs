@@ -235,7 +235,7 @@ async fn unread(alone: &Alone) -> u64 {
     let keys = [InboxKey::unknown(GROUP)];
     let rows = alone.store.inbox_rows(&user("bob"), &keys).await.unwrap();
     let summary = rows[0].summary.as_ref().unwrap();
-    let (seq, texts) = (summary.seq, summary.texts.unwrap());
+    let (seq, texts) = (summary.seq, summary.texts);
     rows[0].unread(summary.joined_seq, seq, texts, &rows[0].deleted.1.highest)
 }
 

@@ -2,7 +2,7 @@
 //! reads of the ring row are slow, and announcements of versions arrive late. The test checks that once a gateway has
 //! acted for a key under a version, no other gateway acts for that key under an older one.
 //!
-//! The gateways are of several builds: one that knows no level, and two that support level 1 or 2. Operators finalize at
+//! The gateways are of three builds, which support level 1, 2 or 3. Operators finalize at
 //! any moment. The test checks that no gateway acts, or is a member, above the level that it supports, and that the level
 //! never falls.
 //!
@@ -44,16 +44,9 @@ enum Broken {
     Unasked,
     /// The level rises without a new version, so a gateway that joins meanwhile is not noticed.
     Unversioned,
-    /// A build that knows no level can read the ring at any level.
-    Readable,
-    /// A gateway proposes a version with the level of the peer that told it of the one before.
-    Told,
     /// A gateway joins a ring above the level that it supports.
     Join,
 }
-
-/// The level from which on builds that know no level cannot read the ring.
-const UNREADABLE_FROM: Level = 1;
 
 type Step = Box<dyn FnOnce(&mut World)>;
 
@@ -78,7 +71,7 @@ impl Ord for Event {
 
 struct Gateway {
     id: GatewayId,
-    /// The highest level that it supports. A build that supports level 0 knows no level: it sends none.
+    /// The highest level that it supports.
     supports: Level,
     membership: Option<Membership>,
     /// The keys that it serves.
@@ -127,7 +120,7 @@ impl World {
             ring: RingRow {
                 version: 1,
                 members: vec![first],
-                level: 0,
+                level: 1,
             },
             gateways: Vec::new(),
             keys,
@@ -173,7 +166,7 @@ impl World {
         let g = self.gateways.len();
         // Later gateways are of later builds, mostly.
         let newest = (self.now - self.began).as_secs() / 15;
-        let supports = self.levels.random_range(0..=newest.min(2)) as Level;
+        let supports = 1 + self.levels.random_range(0..=newest.min(2)) as Level;
         self.gateways.push(Gateway {
             id: GatewayId(Uuid::from_u128(g as u128 + 1)),
             supports,
@@ -209,9 +202,9 @@ impl World {
         self.after(next, Self::churn);
     }
 
-    /// Somebody tries to raise the level to 1 or 2.
+    /// Somebody tries to raise the level to 2 or 3.
     fn operate(&mut self) {
-        let level = self.levels.random_range(1..=2);
+        let level = self.levels.random_range(2..=3);
         self.finalize(level);
         let next = Duration::from_millis([50, 1_000, 4_000][self.levels.random_range(0..3)]);
         self.after(next, Self::operate);
@@ -240,7 +233,7 @@ impl World {
         });
     }
 
-    /// Makes a version and announces it. A build without a level announces none.
+    /// Makes a version and announces it.
     fn change(&mut self, row: RingRow) {
         if row.level < self.ring.level {
             let (from, to) = (self.ring.level, row.level);
@@ -257,10 +250,7 @@ impl World {
         }
         self.ring = row;
         for g in 0..self.gateways.len() {
-            let (mut row, delay) = (self.ring.clone(), self.delay());
-            if self.levels.random_range(0..4) == 0 {
-                row.level = 0; // A gateway of a build without a level passed it on.
-            }
+            let (row, delay) = (self.ring.clone(), self.delay());
             self.after(delay, move |w| w.news(g, row));
         }
     }
@@ -343,19 +333,12 @@ impl World {
             self.after(paused_until - self.now, move |w| w.read(g, row, began));
             return;
         }
-        // A build without a level takes such a row for damaged, and tries again.
-        let unreadable = row.level >= UNREADABLE_FROM && self.broken != Broken::Readable;
-        if self.gateways[g].supports == 0 && unreadable {
-            self.after(POLL, move |w| w.poll(g));
-            return;
-        }
         let counts_from = if self.broken == Broken::Start {
             self.now
         } else {
             began
         };
         self.learn(g, &row, Some(counts_from));
-        let read = row.version;
         let gateway = &mut self.gateways[g];
         let Some(membership) = &mut gateway.membership else {
             return;
@@ -363,21 +346,16 @@ impl World {
         let (id, supports, row) = (gateway.id, gateway.supports, membership.row());
         let members = membership.ring().members().to_vec();
         if !membership.is_member() && !gateway.leaving {
-            // `may_join`, with the level of this gateway. A build without a level does not ask, but before it is a member
-            // it knows only versions that it has read itself.
-            let may_join = match supports {
-                0 => row.version == read,
-                _ => row.level <= supports || self.broken == Broken::Join,
-            };
+            // `may_join`, with the level of this gateway.
+            let may_join = row.level <= supports || self.broken == Broken::Join;
             let joined = members.iter().copied().chain([id]).collect();
             if self.below(10) < 7 && may_join {
-                self.propose(g, row, joined);
+                self.propose(row, joined);
             }
         } else {
             let silent = membership.silent(self.now);
             if !silent.is_empty() && self.below(2) == 0 {
                 self.propose(
-                    g,
                     row,
                     members
                         .into_iter()
@@ -403,24 +381,19 @@ impl World {
                 .copied()
                 .filter(|&m| m != id)
                 .collect();
-            self.propose(g, row, others);
+            self.propose(row, others);
         }
     }
 
-    /// Proposes the version after `before`. A build without a level compares only the version, and leaves the level.
-    fn propose(&mut self, g: usize, before: RingRow, members: Vec<GatewayId>) {
+    /// Proposes the version after `before`.
+    fn propose(&mut self, before: RingRow, members: Vec<GatewayId>) {
         let there = self.delay();
-        let knows_levels = self.gateways[g].supports > 0;
         self.after(there, move |w| {
             let mut next = before.next(members);
             if w.broken == Broken::Nothing && w.raises.random_bool(0.1) {
                 next.version += w.raises.random_range(1..8);
             }
-            if !knows_levels {
-                next.level = w.ring.level;
-            }
-            let same_level = before.level == w.ring.level || !knows_levels;
-            if w.ring.version == before.version && (same_level || w.broken == Broken::Told) {
+            if w.ring.version == before.version {
                 w.change(next);
             }
         });
@@ -532,7 +505,7 @@ fn no_two_gateways_act_for_one_conversation() {
         let world = simulate(seed, Broken::Nothing);
         checks += world.checks;
         versions += world.ring.version;
-        raised[world.ring.level as usize] += 1;
+        raised[world.ring.level as usize - 1] += 1;
         assert!(
             world.findings.is_empty(),
             "seed {seed}: {:?}",
@@ -560,17 +533,15 @@ fn each_broken_rule_of_the_ring_is_found() {
         Broken::Rule(Rule::Reread),
         Broken::Unasked,
         Broken::Unversioned,
-        Broken::Readable,
-        Broken::Told,
         Broken::Join,
     ];
     require(rules.map(|broken| {
         let kinds: &[&str] = match broken {
-            Broken::Unasked
-            | Broken::Unversioned
-            | Broken::Readable
-            | Broken::Told
-            | Broken::Join => &[" and acts at level ", " and is a member at level "],
+            Broken::Unasked | Broken::Join => {
+                &[" and acts at level ", " and is a member at level "]
+            }
+            // The next version, which is made of the one before it, has the level of before.
+            Broken::Unversioned => &["the level falls from "],
             Broken::Nothing | Broken::Wait | Broken::Start | Broken::Beat | Broken::Rule(_) => {
                 &[" has acted under "]
             }

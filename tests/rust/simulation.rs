@@ -14,6 +14,7 @@
 mod changing;
 mod checker;
 mod dying;
+mod files;
 pub(crate) mod replay;
 mod rows;
 mod rules;
@@ -30,13 +31,11 @@ use std::{
 
 use chat_gateway::{
     chat::{
-        Audience, Body, Confirmation, Conversations, Creation, Guarantee, InboxWriter, Lease,
-        LogRange, Operation, Outcome, Page, Publication, Publish, RedeliveryGuard, Settings,
+        Audience, Body, Confirmation, Conversations, Creation, Guarantee, LogRange, Operation,
+        Outcome, Page, Publication, Publish, RedeliveryGuard,
     },
-    memory::Memory,
     model::{
-        ClientId, Content, ConversationId, Draft, Entry, GatewayId, Kind, Posting, Seq,
-        SystemChange, UserId,
+        ClientId, Content, ConversationId, Draft, Entry, Kind, Posting, Seq, SystemChange, UserId,
     },
     mutation::{Mutation, Step, break_rule, die_after},
     store::simulated::{Faults, Simulated},
@@ -165,48 +164,18 @@ impl World {
 
     fn new_owner(&self) {
         let process = Process::default();
-        let tasks = Tasks::of(process.clone());
         let mut owners = self.owners.lock().unwrap();
-        let lease = Lease::unbounded(self.epoch.fetch_add(1, Ordering::Relaxed) + 1);
-        let settings = Settings {
-            body_bytes_max: 1000,
-            group_participants_max: 100,
-            conversations_per_user_max: None,
-            idle: Duration::from_secs(300),
-            operation_timeout: Duration::from_millis(400),
-            open_max: 10,
-            memory: Memory::of_mib(64),
-            page_bytes_max: 1 << 20,
-            edit_window: None,
-            reactions_coalesce: Duration::from_millis(250),
-            level: chat_gateway::model::CurrentLevel::of(chat_gateway::model::LEVEL_CHANGES),
-            consumers: None,
-        };
-        let inbox = Arc::new(InboxWriter::new(self.store.clone(), Memory::of_mib(64)));
-        let flushing = inbox.clone();
-        tasks.spawn(async move { flushing.run().await });
+        let epoch = self.epoch.fetch_add(1, Ordering::Relaxed) + 1;
         let watching = Watching {
             checker: self.checker.clone(),
             seen: self.seen.clone(),
             random: Mutex::new(StdRng::seed_from_u64(self.random(u64::MAX - 1))),
-            tasks: tasks.clone(),
+            tasks: Tasks::of(process.clone()),
         };
-        let id = GatewayId(Uuid::from_u128(owners.len() as u128 + 1));
-        let conversations = Conversations::new(
-            id,
-            self.store.clone(),
-            Arc::new(watching),
-            inbox,
-            lease.clone(),
-            settings,
-            tasks,
-        );
-        owners.push(Gateway {
-            id,
-            conversations,
-            lease,
-            process,
-        });
+        let number = owners.len() + 1;
+        let store = self.store.clone();
+        let opened = Gateway::open(number, epoch, store, watching, process);
+        owners.push(opened);
     }
 
     /// Mostly the newest owner, sometimes a deposed one that does not know it.

@@ -1,4 +1,4 @@
-import { useCallback, useEffect, useMemo, useState } from 'react';
+import { useCallback, useEffect, useMemo, useRef, useState } from 'react';
 import { ChatClient, indexedDbStorage, memoryStorage, type OutboxStorage, type State } from '../../src/index.js';
 import { useConnection, useInbox } from '../../src/react.js';
 import { forgetAttached } from './attaching.js';
@@ -6,6 +6,7 @@ import { setClock } from './clock.js';
 import { watchKept } from './kept.js';
 import { isMuted, useMuting } from './muting.js';
 import { type Notifying, useNotifications } from './notify.js';
+import { useMedia } from './parts.js';
 import { useDevices } from './pushing.js';
 import { Sidebar } from './Sidebar.js';
 import { SignIn } from './SignIn.js';
@@ -110,7 +111,10 @@ function Chat({ session, onSignOut }: { session: Session; onSignOut: (why?: stri
     },
   });
   const state = useConnection(chat);
-  const { items, loaded } = useInbox(chat);
+  const { items, loaded, error } = useInbox(chat);
+  // An address may name a conversation before its inbox item is here, which says what is unread. Without a connection there is no waiting.
+  const isKnown = useRef(false);
+  isKnown.current ||= loaded || !!error || state.at === 'waiting' || state.at === 'closed';
   const [route, select] = useRoute();
   const selected = route.id;
   const devices = useDevices(chat);
@@ -127,6 +131,12 @@ function Chat({ session, onSignOut }: { session: Session; onSignOut: (why?: stri
     };
   }, [unread]);
   const shortcuts = useShortcuts(items, selected, select);
+  // In a narrow window an open conversation hides the inbox, and has this line itself.
+  const isAlone = useMedia('(width < 700px)') && selected !== undefined;
+  const connection = useMemo(
+    () => <Connection state={state} onRetry={() => chat.connect().catch(() => {})} onSignOut={onSignOut} />,
+    [chat, state, onSignOut],
+  );
 
   return (
     <div className={`chat${selected ? ' has-thread' : ''}${notifying?.offered ? ' has-offer' : ''}`}>
@@ -145,15 +155,18 @@ function Chat({ session, onSignOut }: { session: Session; onSignOut: (why?: stri
         onSelect={select}
         onSignOut={() => void signingOut.ask()}
       >
-        <Connection state={state} onRetry={() => chat.connect().catch(() => {})} onSignOut={onSignOut} />
+        {!isAlone && connection}
       </Sidebar>
-      {selected ? (
+      {selected && !isKnown.current ? (
+        <main className="thread" aria-busy="true" />
+      ) : selected ? (
         <Thread
           key={selected}
           chat={chat}
           id={selected}
           route={route}
           user={user}
+          connection={isAlone && connection}
           sounding={sounding}
           maySet={!!devices}
           hasPushes={!!devices && (!!devices.webKey || devices.items.length > 0)}

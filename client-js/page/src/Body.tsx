@@ -1,7 +1,7 @@
 /** The text of a message as it is shown: with its formats and links. */
 import { Fragment, type ReactNode } from 'react';
 import { type Block, blocksOf, type Piece } from './formats.js';
-import { linked } from './links.js';
+import { linked, linksOf } from './links.js';
 
 /** Matches each text that may have a format. Most have none. */
 const MAY_HAVE = /`|\*\*|^(?:>|-|\d{1,3}\.) /m;
@@ -10,8 +10,9 @@ const ELEMENTS_MAX = 500;
 
 const sumOf = <T,>(items: readonly T[], of: (item: T) => number): number => items.reduce((sum, item) => sum + of(item), 0);
 
-/** Returns the number of elements of a piece, without its links. */
-const weightOf = (piece: Piece): number => (typeof piece === 'string' ? 0 : 'bold' in piece ? 1 + sumOf(piece.bold, weightOf) : 1);
+/** Returns the number of elements of a piece. */
+const weightOf = (piece: Piece): number =>
+  typeof piece === 'string' ? linksOf(piece).length : 'bold' in piece ? 1 + sumOf(piece.bold, weightOf) : 1;
 
 /** Returns the number of elements of a block. */
 function sizeOf(block: Block): number {

@@ -5,6 +5,7 @@ import { useMessage } from '../../src/react.js';
 import { Attached } from './Attached.js';
 import { type Attaching, filesOf, hasFiles, isPictureOfText, useUploads } from './attaching.js';
 import { asBody, keepWriting, writingOf } from './drafts.js';
+import { EmojiButton } from './EmojiButton.js';
 import { Icon, useMedia } from './parts.js';
 import { gistOf, Name } from './words.js';
 
@@ -61,30 +62,44 @@ export function Composer({ user, conversation, bodyBytes, replyTo, editing: edit
     if (begun || (!isElsewhere && matchMedia('(hover: hover)').matches)) field.current?.focus();
   }, [replyTo, editing]);
   const editedKey = editing?.key;
+  const isDeleted = edits?.deleted !== undefined;
+  /** The message whose edit is in the field, until the user ends it. */
+  const inField = useRef<string>(undefined);
+  const end = () => {
+    inField.current = undefined;
+    onEdit(undefined);
+  };
   // biome-ignore lint/correctness/useExhaustiveDependencies: a change of the message must not replace what the user wrote.
   useLayoutEffect(() => {
+    // A reply or another edit has taken its place.
+    if (inField.current !== undefined && inField.current !== editedKey && !isDeleted) keepEdit();
+    else if (editing) setNotice(undefined);
+    inField.current = editedKey;
     if (!editing) return;
-    const { edit: begun } = writingOf(user, conversation.id);
-    const edit = begun?.from.key === editing.key ? begun : { from: editing, text: editing.body };
+    const { edit: known } = writingOf(user, conversation.id);
+    const edit = known?.from.key === editing.key ? known : { from: editing, text: editing.body };
     keepWriting(user, conversation.id, { edit });
     setEdited(edit.text);
     setFrom(edit.from);
-    setNotice(undefined);
   }, [editedKey]);
   const isChanged = editing?.key === from?.key && editing?.body !== from?.body;
-  const isDeleted = edits?.deleted !== undefined;
   // biome-ignore lint/correctness/useExhaustiveDependencies: once, with what was typed until then.
   useLayoutEffect(() => {
     if (!isDeleted) return;
-    const isTyped = edits?.key === from?.key && asBody(edited) !== from?.body;
-    if (isTyped) keep([draft, edited].filter((text) => text.trim()).join('\n'));
-    setNotice(`The message was deleted.${isTyped ? ' Your text is kept here as a draft.' : ''}`);
-    onEdit(undefined);
+    keepEdit('The message was deleted.');
+    end();
   }, [isDeleted]);
 
   const keep = (value: string) => {
     setDraft(value);
     keepWriting(user, conversation.id, { text: value });
+  };
+
+  /** Keeps the text of an edit that ends without the user. */
+  const keepEdit = (why?: string) => {
+    const isTyped = from && asBody(edited) !== from.body;
+    if (isTyped) keep([draft, edited].filter((text) => text.trim()).join('\n'));
+    setNotice(isTyped ? `${why ?? 'The message was not changed.'} Your text is kept here as a draft.` : why);
   };
 
   const write = (value: string) => {
@@ -102,7 +117,7 @@ export function Composer({ user, conversation, bodyBytes, replyTo, editing: edit
       const { seq, key, attachments } = editing;
       // The list shows whether it was refused.
       if (body !== editing.body) conversation.edit(seq ?? key, body, attachments, { from }).catch(() => {});
-      onEdit(undefined);
+      end();
       return field.current?.focus();
     }
     // The list shows whether it was sent.
@@ -112,6 +127,15 @@ export function Composer({ user, conversation, bodyBytes, replyTo, editing: edit
     keep('');
     onSent(body);
     field.current?.focus();
+  };
+  /** Whether the field ever had the focus. Before, its caret is in front of a kept text. */
+  const hasCaret = useRef(false);
+  const insert = (emoji: string) => {
+    const area = field.current!;
+    if (!hasCaret.current) area.setSelectionRange(text.length, text.length);
+    area.focus();
+    // The browser's own command can be undone.
+    document.execCommand('insertText', false, emoji);
   };
   const picker = useRef<HTMLInputElement>(null);
   const pasted = (event: ClipboardEvent) => {
@@ -131,7 +155,7 @@ export function Composer({ user, conversation, bodyBytes, replyTo, editing: edit
     // An input method has the key: Enter chooses a word, and Escape gives one up. Safari ends the composition before it reports the
     // key: `isComposing` is then false, and only the key code 229 tells.
     if (event.nativeEvent.isComposing || event.keyCode === 229) return;
-    if (event.key === 'Escape' && editing) return onEdit(undefined);
+    if (event.key === 'Escape' && editing) return end();
     if (event.key === 'Escape' && replyTo) onCancelReply();
     if (event.key === 'ArrowUp' && !text && !editing && !event.altKey && !event.ctrlKey && !event.metaKey && !event.shiftKey) {
       event.preventDefault();
@@ -153,7 +177,7 @@ export function Composer({ user, conversation, bodyBytes, replyTo, editing: edit
             {isChanged ? 'Changed on another device meanwhile: ' : 'Edit: '}
             <bdi>{cut(editing.body, 100)}</bdi>
           </span>
-          <button type="button" className="quiet" aria-label="Do not edit" onClick={() => onEdit(undefined)}>
+          <button type="button" className="quiet" aria-label="Do not edit" onClick={end}>
             <Icon name="close" />
           </button>
         </p>
@@ -199,6 +223,7 @@ export function Composer({ user, conversation, bodyBytes, replyTo, editing: edit
             </button>
           </>
         )}
+        <EmojiButton user={user} onChoose={insert} onLeave={() => field.current?.focus()} onProblem={setNotice} />
         <textarea
           ref={field}
           rows={1}
@@ -209,6 +234,9 @@ export function Composer({ user, conversation, bodyBytes, replyTo, editing: edit
           onChange={(event) => write(event.target.value)}
           onKeyDown={pressed}
           onPaste={pasted}
+          onFocus={() => {
+            hasCaret.current = true;
+          }}
           enterKeyHint={onTouch ? 'enter' : 'send'}
         />
         <button type="submit" className="primary round" aria-label={editing ? 'Save' : 'Send'} disabled={!canSend}>

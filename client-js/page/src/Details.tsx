@@ -29,8 +29,14 @@ export function Panel({ onClose, children }: { onClose: () => void; children: Re
       aria-label="Details"
       tabIndex={-1}
       onKeyDown={(event) => {
-        // Escape in a dialog inside the panel closes the dialog only.
-        if (event.key === 'Escape' && !event.nativeEvent.isComposing && !(event.target as Element).closest('dialog')) onClose();
+        // Escape in a dialog inside the panel closes the dialog only, and an input method gives a word up with it (Safari: only 229 tells).
+        if (
+          event.key === 'Escape' &&
+          !event.nativeEvent.isComposing &&
+          event.keyCode !== 229 &&
+          !(event.target as Element).closest('dialog')
+        )
+          onClose();
       }}
     >
       <header>
@@ -113,7 +119,7 @@ export function Details({ conversation, details, user, title, face, onJump }: Pr
         {conversation.head > 1 && (
           <p>
             <button type="button" onClick={() => onJump(1)}>
-              Go to the first of {conversation.head.toLocaleString()} messages
+              Go to the beginning
             </button>
           </p>
         )}
@@ -130,7 +136,7 @@ export function Details({ conversation, details, user, title, face, onJump }: Pr
       )}
       {isAdmin && kind !== 'dm' && (
         <>
-          <form onSubmit={submit((name) => conversation.update({ name }))} key={details.name}>
+          <form onSubmit={submit((name) => conversation.update({ name }))}>
             <label>
               Name
               <input name="value" defaultValue={details.name} required />

@@ -21,6 +21,10 @@ interface Props {
   view: ConversationView;
   connected: boolean;
   unreadFrom: number | undefined;
+  /** Messages that were sent before this time of the gateway were missed. The list stays at their line. */
+  missedBefore: number | undefined;
+  /** Whether the details cover the list. */
+  covered: boolean;
   withSenders: boolean;
   /** The message to scroll to. A new object scrolls to it again. */
   target: { seq: number } | undefined;
@@ -33,7 +37,20 @@ interface Props {
 }
 
 /** The messages of a conversation, in a box that scrolls. */
-export function MessageList({ user, view, connected, unreadFrom, withSenders, target, may, editWindowS, actions, onSeenAll }: Props) {
+export function MessageList({
+  user,
+  view,
+  connected,
+  unreadFrom,
+  missedBefore,
+  covered,
+  withSenders,
+  target,
+  may,
+  editWindowS,
+  actions,
+  onSeenAll,
+}: Props) {
   const { conversation, messages } = view;
   const box = useRef<HTMLDivElement>(null);
   /** The first and the last row and where they end. A row's beginning depends on the message before it, its end does not. */
@@ -129,8 +146,10 @@ export function MessageList({ user, view, connected, unreadFrom, withSenders, ta
       placed.current = true;
       if (!showGoal()) toLine();
     } else if (goal.current === undefined || !showGoal()) {
-      // What comes while nobody looks stays below the line, until the user scrolls on.
-      if (atBottom.current && !isAttended() && (unreadFrom ?? 0) > (conversation.item?.readSeq ?? 0)) toLine();
+      // What comes while nobody looks stays below the line, until the user scrolls on, and so does what was missed.
+      const isUnseen = !isAttended() && (unreadFrom ?? 0) > (conversation.item?.readSeq ?? 0);
+      const isMissed = (messages.at(-1)?.at ?? 0) < (missedBefore ?? 0);
+      if (atBottom.current && (isUnseen || isMissed)) toLine();
       else if (atBottom.current || !edge) toEnd();
       else scroller.scrollTop += endOf(edge.row!, scroller) - edge.end;
     }
@@ -151,6 +170,9 @@ export function MessageList({ user, view, connected, unreadFrom, withSenders, ta
       offAttention();
     };
   }, [look, toEnd]);
+  useEffect(() => {
+    if (!covered) look();
+  }, [covered, look]);
 
   /** Scrolls to a message, and loads it if it is not in the list. */
   const jump = useCallback(

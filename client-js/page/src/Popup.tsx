@@ -7,15 +7,18 @@ const GAP = 6;
 /** Moves a box above its anchor, or below it where there is no room. */
 function place(box: HTMLElement, anchor: HTMLElement): void {
   const { left, top, bottom, width } = anchor.getBoundingClientRect();
+  // What is in sight: the keyboard of some phones covers a part of the window without making it smaller.
+  const { offsetLeft: x, offsetTop: y, width: w, height: h } = visualViewport!;
+  box.style.maxHeight = `${h - 2 * GAP}px`;
   const { offsetWidth, offsetHeight } = box;
-  const x = Math.min(left + width / 2 - offsetWidth / 2, innerWidth - offsetWidth - GAP);
-  const above = top - offsetHeight - GAP;
-  box.style.left = `${Math.max(GAP, x)}px`;
-  box.style.top = `${above >= GAP ? above : Math.max(GAP, Math.min(bottom + GAP, innerHeight - offsetHeight - GAP))}px`;
+  const centred = Math.min(left + width / 2 - offsetWidth / 2, x + w - offsetWidth - GAP);
+  const above = Math.min(top, y + h) - offsetHeight - GAP;
+  box.style.left = `${Math.max(x + GAP, centred)}px`;
+  box.style.top = `${above >= y + GAP ? above : Math.max(y + GAP, Math.min(bottom + GAP, y + h - offsetHeight - GAP))}px`;
 }
 
 /** Shows a box while the component is mounted, and keeps it at its anchor. */
-function usePlace(anchor: HTMLElement) {
+export function usePlace(anchor: HTMLElement) {
   const box = useRef<HTMLDivElement>(null);
   useLayoutEffect(() => {
     const shown = box.current!;
@@ -24,9 +27,11 @@ function usePlace(anchor: HTMLElement) {
     move();
     addEventListener('scroll', move, true);
     addEventListener('resize', move);
+    for (const type of ['resize', 'scroll']) visualViewport!.addEventListener(type, move);
     return () => {
       removeEventListener('scroll', move, true);
       removeEventListener('resize', move);
+      for (const type of ['resize', 'scroll']) visualViewport!.removeEventListener(type, move);
     };
   }, [anchor]);
   return box;

@@ -6,7 +6,7 @@ import { bodyOf } from './Body.js';
 import { exactly, timeOf } from './days.js';
 import { isFewEmoji } from './emoji.js';
 import { type FileActions, Files } from './Files.js';
-import { mayDelete, mayEdit } from './facts.js';
+import { kindOf, mayDelete, mayEdit } from './facts.js';
 import { useGestures } from './gestures.js';
 import { Menu } from './Popup.js';
 import { Avatar, Icon } from './parts.js';
@@ -18,6 +18,8 @@ export interface Actions extends FileActions {
   reply: (message: ChatMessage) => void;
   edit: (message: ChatMessage) => void;
   remove: (message: ChatMessage) => void;
+  /** Shows who has read the message. */
+  inform: (message: ChatMessage) => void;
   /** Copies the text as it was typed, or the address of the message. */
   copy: (message: ChatMessage, what: 'text' | 'link') => void;
 }
@@ -164,7 +166,7 @@ function Failures({ conversation, message: { key, state, error, failedChange } }
 }
 
 /** The buttons beside a message. The menu has everything, for keyboards and fingers. */
-function MessageActions({ conversation, message, user, may, editWindowS, actions }: Props) {
+function MessageActions({ conversation, message, own, user, may, editWindowS, actions }: Props) {
   const [open, setOpen] = useState<{ what: 'menu' | 'picker'; anchor: HTMLElement }>();
   const close = () => setOpen(undefined);
   const buttons = useRef<HTMLDivElement>(null);
@@ -227,6 +229,7 @@ function MessageActions({ conversation, message, user, may, editWindowS, actions
           {item('Reply', () => actions.reply(message))}
           {message.body && item('Copy text', () => actions.copy(message, 'text'))}
           {item('Copy link', () => actions.copy(message, 'link'))}
+          {own && kindOf(conversation) === 'group' && item('Info', () => actions.inform(message))}
           {mayEdit(message, user, editWindowS) && item('Edit', () => actions.edit(message))}
           {mayDelete(conversation, message, user) && item('Delete', () => actions.remove(message), true)}
         </Menu>

@@ -1,16 +1,19 @@
-import { memo, useCallback, useEffect, useMemo, useRef, useState } from 'react';
+import { memo, type ReactNode, useCallback, useEffect, useMemo, useRef, useState } from 'react';
+import { flushSync } from 'react-dom';
 import type { ChatClient, ChatMessage, Seq } from '../../src/index.js';
 import { useConnection, useConversation, usePresence } from '../../src/react.js';
 import { useAttaching, useDrop } from './attaching.js';
 import { isAttended } from './attention.js';
 import { Composer } from './Composer.js';
 import { ConversationMenu } from './ConversationMenu.js';
+import { now } from './clock.js';
 import { Details, Panel } from './Details.js';
 import { useToday } from './days.js';
 import { keepWriting, writingOf } from './drafts.js';
 import { headingOf, isOutside, kindOf, mayChange, mayEdit, maySend, nameIn } from './facts.js';
 import { MessageList } from './MessageList.js';
 import { Avatar, Confirm, Icon, Skeleton, useMedia } from './parts.js';
+import { ReadBy } from './ReadBy.js';
 import type { Actions } from './Row.js';
 import { base } from './session.js';
 import type { Sounding } from './sound.js';
@@ -25,6 +28,8 @@ interface Props {
   /** What the address names. A new object with a seq scrolls to that message. */
   route: { seq?: number | undefined };
   user: string;
+  /** The line that says whether there is a connection, if no other part of the page has it. */
+  connection: ReactNode;
   sounding: Sounding;
   /** Whether the gateway keeps settings for conversations. */
   maySet: boolean;
@@ -34,21 +39,36 @@ interface Props {
 }
 
 /** A conversation: its title, its messages, and the field to write in. `memo` keeps changes of the inbox from rendering it. */
-export const Thread = memo(function Thread({ chat, id, route, user, sounding, maySet, hasPushes, onSelect }: Props) {
+export const Thread = memo(function Thread({ chat, id, route, user, connection, sounding, maySet, hasPushes, onSelect }: Props) {
   const conversation = chat.conversation(id);
   const item = conversation.item;
   // The first unread message when the conversation was opened. The list begins there, under a line.
   const [unreadFrom, setUnreadFrom] = useState(() => (item?.unread ? item.readSeq + 1 : undefined));
   const view = useConversation(chat, id, route.seq ?? unreadFrom);
-  // What comes while nobody looks is unread, and the line goes above it.
+  /** What was sent before this time of the gateway came late, because there was no connection. */
+  const [missedBefore, setMissedBefore] = useState<number>();
+  /** The connection after which the line was set. */
+  const caughtUp = useRef<unknown>(undefined);
+  // What comes while nobody looks is unread, and the line goes above it. So does what was sent before the connection was there, as after
+  // the device slept.
   useEffect(
     () =>
-      conversation.on('message', ({ seq, sender, kind, deleted }) => {
+      conversation.on('message', ({ seq, sender, kind, deleted, at }) => {
         const { item } = conversation;
-        const counts = sender !== user && kind === 'text' && !deleted;
-        if (item && seq > item.readSeq && counts && !isAttended()) setUnreadFrom(item.readSeq + 1);
+        if (!item || seq <= item.readSeq || sender === user || kind !== 'text' || deleted) return;
+        if (!isAttended()) return setUnreadFrom(item.readSeq + 1);
+        const { state } = chat;
+        if (caughtUp.current === state || state.at !== 'connected') return;
+        const since = state.since - Date.now() + now();
+        if (at >= since) return;
+        caughtUp.current = state;
+        // Before the list shows the message and goes to its end.
+        flushSync(() => {
+          setMissedBefore(since);
+          setUnreadFrom(item.readSeq + 1);
+        });
       }),
-    [conversation, user],
+    [chat, conversation, user],
   );
   const [replyTo, setReply] = useState(() => writingOf(user, id).replyTo);
   const setReplyTo = useCallback(
@@ -100,6 +120,7 @@ export const Thread = memo(function Thread({ chat, id, route, user, sounding, ma
     [user, id],
   );
   const [removing, setRemoving] = useState<ChatMessage>();
+  const [informing, inform] = useState<ChatMessage>();
   const actions = useMemo<Actions>(
     () => ({
       reply: (message) => {
@@ -108,6 +129,7 @@ export const Thread = memo(function Thread({ chat, id, route, user, sounding, ma
       },
       edit: setEdited,
       remove: setRemoving,
+      inform,
       copy: async ({ body, seq }, what) => {
         setProblem(undefined);
         setDone(undefined);
@@ -187,7 +209,9 @@ export const Thread = memo(function Thread({ chat, id, route, user, sounding, ma
     hadDetails.current = showsDetails;
   }, [showsDetails]);
   useEffect(() => {
-    if (removed) setShowsDetails(false);
+    if (!removed) return;
+    setShowsDetails(false);
+    inform(undefined);
   }, [removed]);
   // In a narrow window the details cover the conversation.
   const isNarrow = useMedia('(width < 1000px)');
@@ -225,6 +249,7 @@ export const Thread = memo(function Thread({ chat, id, route, user, sounding, ma
             </button>
           )}
         </header>
+        {connection}
         {problem && (
           <p role="alert" className="problem">
             {problem}
@@ -246,6 +271,8 @@ export const Thread = memo(function Thread({ chat, id, route, user, sounding, ma
           connected={connected}
           target={target}
           unreadFrom={unreadFrom}
+          missedBefore={missedBefore}
+          covered={showsDetails && isNarrow}
           withSenders={kind !== 'dm'}
           may={may}
           editWindowS={editWindowS}
@@ -302,6 +329,9 @@ export const Thread = memo(function Thread({ chat, id, route, user, sounding, ma
           </footer>
         )}
       </main>
+      {informing && !removed && (
+        <ReadBy chat={chat} conversation={conversation} message={informing} user={user} onClose={() => inform(undefined)} />
+      )}
       {removing && (
         <Confirm
           title="Delete this message?"

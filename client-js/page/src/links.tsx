@@ -5,6 +5,9 @@ import type { ReactNode } from 'react';
 /** Most texts have nothing that may be a link, and need not be searched. */
 const MAY_HAVE = /:\/\/|www\.|@/i;
 
+/** The number of links above which a text is shown without them. Very many would make a browser slow, and Tab stop at each. */
+export const LINKS_MAX = 100;
+
 let finder: LinkifyIt | undefined;
 
 /** Returns what finds links: with a scheme, with `www.`, and mail addresses. Other names with a dot may be files, such as `main.rs`. */
@@ -60,7 +63,7 @@ const isOfPage = (href: string): boolean => href.startsWith(`${globalThis.locati
 /** Returns a text with its links. */
 export function linked(text: string): ReactNode {
   const links = linksOf(text);
-  if (!links.length) return text;
+  if (!links.length || links.length > LINKS_MAX) return text;
   const parts: ReactNode[] = [];
   let before = 0;
   for (const { index, end, text: shown, href } of links) {

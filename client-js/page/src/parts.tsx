@@ -58,6 +58,8 @@ export function Dialog({
   children: ReactNode;
 }) {
   const ref = useRef<HTMLDialogElement>(null);
+  /** Whether the pointer went down outside of what the dialog shows. */
+  const isOutside = useRef(false);
   const id = useId();
   // A layout effect closes it before it leaves the document. Otherwise the browser would not restore the focus.
   useLayoutEffect(() => {
@@ -77,7 +79,11 @@ export function Dialog({
         event.preventDefault();
         onClose();
       }}
-      onClick={(event) => event.target === ref.current && onClose()}
+      onPointerDown={(event) => {
+        isOutside.current = event.target === ref.current;
+      }}
+      // Selecting text may end outside.
+      onClick={(event) => event.target === ref.current && isOutside.current && onClose()}
     >
       <div className="dialog">
         <header>

@@ -7,11 +7,12 @@ import { forgetNotifications } from './notify.js';
 import { Confirm } from './parts.js';
 import { base, scope } from './session.js';
 import { forgetSound } from './sound.js';
+import { forgetTone } from './tones.js';
 
 /** The time limit for counting unsent messages. After it the user is signed out without a question. */
 const STORAGE_TIMEOUT_MS = 2_000;
 
-const NONE = { messages: 0, files: 0 };
+const NONE = { messages: 0, changes: 0, files: 0 };
 const counted = (count: number, what: string) => `${count} ${what}${count === 1 ? '' : 's'}`;
 
 interface Props {
@@ -34,6 +35,7 @@ async function clear(chat: ChatClient, user: string): Promise<string | undefined
     deleteDrafts(user);
     forgetNotifications(user);
     forgetSound(user);
+    forgetTone(user);
   }
 }
 
@@ -49,7 +51,7 @@ function channelOf(name: string): BroadcastChannel | undefined {
 /** Signs out in all tabs of this user. `ask` begins it; `question` is the dialog if unsent messages would be deleted. */
 export function useSignOut({ chat, user, storage, onSignedOut }: Props) {
   /** The numbers of unsent messages and files that the dialog asks about. Without a dialog there are none. */
-  const [{ messages, files }, setUnsent] = useState(NONE);
+  const [{ messages, changes, files }, setUnsent] = useState(NONE);
   /** The other tabs of this user. A channel does not receive its own messages. */
   const others = useRef<BroadcastChannel>(undefined);
   // biome-ignore lint/correctness/useExhaustiveDependencies: `onSignedOut` is a new function in each rendering, and always does the same.
@@ -70,15 +72,17 @@ export function useSignOut({ chat, user, storage, onSignedOut }: Props) {
     const entries = await Promise.race([storage.entries(user).catch(() => []), late]);
     // Signing out does not delete the messages for other gateways, so they are not counted.
     const here = entries.filter(({ gateway }) => gateway === undefined || gateway === scope);
-    const unsent = { messages: here.length, files: countAttached(user) };
-    if (unsent.messages + unsent.files) setUnsent(unsent);
+    const changes = here.filter(({ change }) => change).length;
+    const unsent = { messages: here.length - changes, changes, files: countAttached(user) };
+    if (here.length + unsent.files) setUnsent(unsent);
     else await signOut();
   };
-  const all = [messages && counted(messages, 'message'), files && counted(files, 'file')].filter(Boolean).join(' and ');
-  const isOne = messages + files === 1;
-  const question = all && (
+  const counts = { message: messages, change: changes, file: files };
+  const all = Object.entries(counts).flatMap(([what, count]) => (count ? [counted(count, what)] : []));
+  const isOne = messages + changes + files === 1;
+  const question = all.length > 0 && (
     <Confirm title="Sign out?" action="Sign out" onConfirm={signOut} onClose={() => setUnsent(NONE)}>
-      {all} {isOne ? 'is' : 'are'} not sent yet. Sign out and delete {isOne ? 'it' : 'them'}?
+      {new Intl.ListFormat('en').format(all)} {isOne ? 'is' : 'are'} not sent yet. Sign out and delete {isOne ? 'it' : 'them'}?
     </Confirm>
   );
   return { ask, question };

@@ -4,7 +4,7 @@ import { ChatClient, type ChatMessage, type ChatOptions, memoryStorage } from '.
 import { ChangingServer } from './changing-server.js';
 
 /** Waits until `check` returns a true value. */
-export const until = (check: () => unknown) => vi.waitUntil(check, { timeout: 3_000, interval: 5 });
+export const until = (check: () => unknown) => vi.waitUntil(check, { timeout: 10_000, interval: 5 });
 
 /** The server of the current test. */
 export let server: ChangingServer;

@@ -148,20 +148,23 @@ let names = 0;
 export const user = (name: string): string => `${name}-${process.pid}-${++names}`;
 
 /** Waits until `check` returns a true value, and returns that value. */
-export async function until<T>(check: () => T | Promise<T>, what = 'the condition'): Promise<T> {
+export async function until<T>(check: () => T | Promise<T>, what: string | (() => string) = 'the condition'): Promise<T> {
   const end = Date.now() + PATIENCE_MS;
   for (;;) {
     const value = await check();
     if (value) return value;
-    if (Date.now() > end) throw new Error(`${what}: not true within ${PATIENCE_MS} ms: ${check}`);
+    if (Date.now() > end) throw new Error(`${typeof what === 'string' ? what : what()}: not true within ${PATIENCE_MS} ms: ${check}`);
     await sleep(10);
   }
 }
 
-/** Returns a free port below the range of outgoing connections, so that it is still free after a restart of the gateway. */
+/**
+ * Returns a free port below the range of outgoing connections, so that it is still free after a restart of the gateway. Other tests
+ * have the ports up to 29,499 (`tests/blackbox/ports.py`).
+ */
 export function freePort(): Promise<number> {
   return new Promise((resolve) => {
-    const port = 12_000 + Math.floor(Math.random() * 18_000);
+    const port = 29_500 + Math.floor(Math.random() * 2_500);
     const probe = createServer();
     probe.once('error', () => resolve(freePort()));
     probe.listen(port, '127.0.0.1', () => probe.close(() => resolve(port)));

@@ -48,9 +48,11 @@ export class People {
     context.setDefaultTimeout(PATIENCE_MS);
     this.#contexts.push(context);
     if (process.env.PAGE === 'dist') {
-      await context.route(/\/(page\.(js|css))?(\?.*)?$/, async (route) => {
-        const name = new URL(route.request().url()).pathname.split('/').at(-1) || 'index.html';
-        const { 'content-length': _, ...headers } = (await route.fetch()).headers();
+      await context.route(/\/((page|emoji)\.(js|css))?(\?.*)?$/, async (route) => {
+        const url = route.request().url();
+        const name = new URL(url).pathname.split('/').at(-1) || 'index.html';
+        // The gateway may be an earlier build, which has no file of this name.
+        const { 'content-length': _, ...headers } = (await route.fetch({ url: url.replace('/emoji.', '/page.') })).headers();
         await route.fulfill({ headers, body: readFileSync(join(import.meta.dirname, '../../page/dist', name)) });
       });
     }
@@ -126,6 +128,8 @@ export async function openDm(page: Page, name: string): Promise<void> {
   await page.getByRole('button', { name: 'New conversation' }).click();
   await page.getByLabel('With').fill(name);
   await page.getByRole('button', { name: 'Open', exact: true }).click();
+  // Until the dialog is closed, the field of the conversation before is there.
+  await page.getByLabel('With').waitFor({ state: 'detached' });
   await page.getByLabel('Message', { exact: true }).waitFor();
 }
 

@@ -1,18 +1,12 @@
 //! Memory and descriptors of the gateways, and the processes in which they decode pictures.
 
-use std::{
-    fs,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-    thread::{self, JoinHandle, sleep},
-};
-
-use anyhow::bail;
+use std::{fs, thread::sleep};
 
 use super::{DECODERS_LOOK, LOOK};
-use crate::server::{self, Server};
+use crate::{
+    server::{self, Server},
+    worker::Worker,
+};
 
 /// Maxima of the gateways together.
 #[derive(Default)]
@@ -24,41 +18,22 @@ pub(super) struct Most {
     pub(super) decoders_kib: f64,
 }
 
-/// A thread that samples memory and descriptors of the gateways.
-pub(super) struct Held {
-    running: Arc<AtomicBool>,
-    thread: JoinHandle<anyhow::Result<Most>>,
-}
-
-impl Held {
-    pub(super) fn watch(servers: &[Server]) -> Self {
-        let running = Arc::new(AtomicBool::new(true));
-        let (goes_on, ids) = (
-            running.clone(),
-            servers.iter().map(Server::id).collect::<Vec<_>>(),
-        );
-        let thread = thread::spawn(move || {
-            let each = (LOOK.as_millis() / DECODERS_LOOK.as_millis()) as usize;
-            let mut most = Most::default();
-            let mut looks = (0..each).cycle();
-            while goes_on.load(Ordering::Relaxed) {
-                most.look_at_decoders(&ids);
-                if looks.next() == Some(0) {
-                    most.look_at_gateways(&ids)?;
-                }
-                sleep(DECODERS_LOOK);
+/// Samples memory and descriptors of the gateways. Its result is an error if nothing could be seen of a gateway.
+pub(super) fn watch(servers: &[Server]) -> Worker<Most> {
+    let ids: Vec<_> = servers.iter().map(Server::id).collect();
+    Worker::start(move |over| {
+        let each = (LOOK.as_millis() / DECODERS_LOOK.as_millis()) as usize;
+        let mut most = Most::default();
+        let mut looks = (0..each).cycle();
+        while !over.is_over() {
+            most.look_at_decoders(&ids);
+            if looks.next() == Some(0) {
+                most.look_at_gateways(&ids)?;
             }
-            Ok(most)
-        });
-        Self { running, thread }
-    }
-
-    /// An error if nothing could be seen of a gateway.
-    pub(super) fn stop(self) -> anyhow::Result<Most> {
-        self.running.store(false, Ordering::Relaxed);
-        let most = self.thread.join();
-        most.unwrap_or_else(|_| bail!("the thread that watches the gateways panicked"))
-    }
+            sleep(DECODERS_LOOK);
+        }
+        Ok(most)
+    })
 }
 
 impl Most {

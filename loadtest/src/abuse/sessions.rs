@@ -4,7 +4,7 @@ use std::{
     io::{BufRead, BufReader, Write as _},
     net::{IpAddr, Ipv4Addr},
     process::{Child, ChildStdin, ChildStdout, Command, Stdio},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex},
 };
 
 use anyhow::Context;
@@ -12,14 +12,17 @@ use serde_json::json;
 
 use super::Options;
 use crate::{
-    attachments::http::Http,
-    attacks::{BOMBS_AT_ONCE, DOWNLOAD_BYTES, Hostile, KINDS, LINKED, UPLOAD_BYTES, linked},
-    bombs,
+    abuse::{
+        attacks::{BOMBS_AT_ONCE, DOWNLOAD_BYTES, Hostile, KINDS, LINKED, UPLOAD_BYTES, linked},
+        bombs,
+        hostile::{Done, Orders},
+    },
     client::Client,
     ending,
-    hostile::{Done, Orders},
     report::Report,
     server::{Server, token},
+    services::attachments::http::Http,
+    worker::lock,
 };
 
 /// Longest time between two acts of a hostile session. Above it, the run proves nothing.
@@ -42,7 +45,7 @@ impl Hostiles {
         let mut command = Command::new(std::env::current_exe()?);
         command.arg("hostile");
         let process = ending::spawn(command.stdin(Stdio::piped()).stdout(Stdio::piped()))?;
-        let mut child = process.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut child = lock(&process);
         let (id, input, output) = (child.id(), child.stdin.take(), child.stdout.take());
         drop(child);
         let mut hostiles = Self {

@@ -72,9 +72,9 @@ impl Owner {
             Operation::CatchUp { after, limit } => {
                 drop(reply.send(self.catch_up(actor, after, limit)));
             }
-            Operation::Edit(_) | Operation::Delete(_) | Operation::React(_) => {
-                self.change_entry(actor, &operation, reply);
-            }
+            Operation::Edit(edit) => self.edit(actor, &edit, reply),
+            Operation::Delete(delete) => self.delete(actor, &delete, reply),
+            Operation::React(react) => self.react(actor, &react, reply),
             Operation::Reactors(asked) => drop(reply.send(self.reactors(&actor, asked))),
             Operation::Changes { after, limit } => {
                 let may = self.view().and_then(|view| view.check_reading(&actor));
@@ -92,6 +92,11 @@ impl Owner {
             } => {
                 let state = self.consumer_state(enabled, reason);
                 drop(reply.send(state.map(|state| OwnerReply::SetConsumer(consumer, state))));
+            }
+            Operation::Load => {
+                // A gateway also asks when a scan found that the conversation lags.
+                self.asked_by_scan();
+                drop(reply.send(Ok(OwnerReply::Ready(Outcome::Done))));
             }
             // A repair is many operations: see `Conversations::repair_one`.
             Operation::Repair => drop(reply.send(Ok(OwnerReply::Ready(Outcome::Done)))),
@@ -201,7 +206,7 @@ impl Owner {
         let rank = self.environment.inbox.ranks().next(now);
         let rank = draft.at.map_or(rank, |at| rank.min(clock::rank(at)));
         let is_text = matches!(draft.content, Content::Text { .. });
-        let texts = self.has_changes().then(|| self.texts + u64::from(is_text));
+        let texts = self.texts + u64::from(is_text);
         let (id, participants) = (self.id, &mut self.participants);
         let appended = self.log.append(|seq| {
             let entry = Arc::new(Entry {
@@ -229,7 +234,7 @@ impl Owner {
             return drop(reply.send(Err(Error::BUSY)));
         };
         self.client_ids.remember(&row.record);
-        self.texts = row.record.texts();
+        self.texts = row.record.texts;
         if let Some(pending) = self.log.get_mut(row.record.seq) {
             pending.replies.push(reply);
         }
@@ -298,7 +303,7 @@ impl Owner {
             });
         }
         let mut new = attachments.iter().filter(|given| !before.contains(given));
-        new.try_for_each(|attachment| check_attachment(attachment, self.has_files()))
+        new.try_for_each(check_attachment)
     }
 
     fn change(&mut self, actor: UserId, operation: &Operation, reply: Reply) {
@@ -371,7 +376,7 @@ impl Owner {
         let mark = Mark {
             user,
             read_seq: read,
-            read_texts: read.and_then(|seq| self.texts_at(seq)),
+            read_texts: read.map_or(0, |seq| self.texts_at(seq)),
             // A message that was read has been delivered.
             delivered_seq: read.max(delivered),
         };
@@ -386,30 +391,23 @@ impl Owner {
         }));
     }
 
-    /// The number of people's messages up to an entry, from the level of changes on. The entry is known by now.
-    fn texts_at(&self, seq: Seq) -> Option<u64> {
-        if !self.has_changes() {
-            return None;
-        }
+    /// The number of people's messages up to an entry, which is known by now.
+    fn texts_at(&self, seq: Seq) -> u64 {
         if broken(Mutation::ReadTexts) {
             return self.texts_at_head();
         }
         let recent = self.recent.range(seq, seq);
-        let recent = recent.and_then(|entries| entries.first().map(|entry| entry.texts()));
+        let recent = recent.and_then(|entries| entries.first().map(|entry| entry.texts));
         let known = || {
             self.changes
                 .states
                 .entry(seq)
-                .map(|known| known.entry.texts())
+                .map(|known| known.entry.texts)
         };
-        recent.or_else(known)
+        recent.or_else(known).unwrap_or(seq)
     }
 
     fn details(&self, actor: &UserId) -> Answered {
-        // Gateways ask so that the conversation is loaded, also when a scan found that it lags.
-        if *actor == UserId::gateway() {
-            self.asked_by_scan();
-        }
         let committed = self.view()?;
         committed.check_reading(actor)?;
         Ok(Outcome::Details(DetailsView {
@@ -419,7 +417,7 @@ impl Owner {
             rev: self.changes.applied,
             message_count: self
                 .texts_at_head()
-                .map(|texts| texts.saturating_sub(self.changes.deleted_applied.1.count)),
+                .saturating_sub(self.changes.deleted_applied.1.count),
             role: committed.get(actor).map(|p| p.role),
         }))
     }
@@ -509,17 +507,12 @@ impl Owner {
     /// An entry with its applied state.
     pub(super) fn shown(&self, entry: &Entry) -> Newest {
         let known = self.changes.states.entry(entry.seq);
-        let newest = entry.newest(known.map(|known| known.applied.as_ref()));
-        Newest {
-            texts: self.has_changes().then(|| entry.texts()),
-            ..newest
-        }
+        entry.newest(known.map(|known| known.applied.as_ref()))
     }
 
-    /// The number of people's messages in the committed log, from the level of changes on.
-    fn texts_at_head(&self) -> Option<u64> {
-        let newest = self.recent.newest().map_or(0, |newest| newest.texts());
-        self.has_changes().then_some(newest)
+    /// The number of people's messages in the committed log.
+    fn texts_at_head(&self) -> u64 {
+        self.recent.newest().map_or(0, |newest| newest.texts)
     }
 
     /// Publishes a typing event, except in channels. It is stored nowhere.
@@ -549,7 +542,7 @@ impl Owner {
     }
 }
 
-fn check_attachment(attachment: &Attachment, has_files: bool) -> Result<(), Error> {
+fn check_attachment(attachment: &Attachment) -> Result<(), Error> {
     let Attachment {
         id,
         url,
@@ -557,13 +550,9 @@ fn check_attachment(attachment: &Attachment, has_files: bool) -> Result<(), Erro
         mime,
         size: _,
         alt,
-        width,
-        height,
+        width: _,
+        height: _,
     } = attachment;
-    let is_new = id.is_some() || alt.is_some() || width.is_some() || height.is_some();
-    if is_new && !has_files {
-        return Err(Error::unavailable("not before all gateways are upgraded"));
-    }
     if id.is_some() && !url.is_empty() {
         return Err(Error::invalid("an attachment has an id or a url, not both"));
     }

@@ -2,7 +2,7 @@
 
 use std::future::Future;
 
-use super::{Environment, followed::FirstOffsets, takeover::retry_while_owner};
+use super::{Environment, followed::FirstOffsets, retrying::retry_while_owner};
 use crate::{
     chat::lease::Ownership,
     store::{self, Activity},

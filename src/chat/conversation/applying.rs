@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     chat::{
-        changed,
+        changed_items,
         error::Error,
         lease::Ownership,
         log::Log,
@@ -273,10 +273,7 @@ impl Owner {
         if let Some(newer) = of_round(entry.seq) {
             state.merge(&newer);
         }
-        Some(Newest {
-            texts: Some(entry.texts()),
-            ..entry.newest(Some(&state))
-        })
+        Some(entry.newest(Some(&state)))
     }
 
     /// An entry with its applied state and that of the round in progress. That round corrected the inbox rows before this
@@ -291,10 +288,7 @@ impl Owner {
                 .filter(|(seq, _)| *seq == entry.seq)
                 .for_each(|(_, newer)| state.merge(&newer));
         }
-        Newest {
-            texts: self.has_changes().then(|| entry.texts()),
-            ..entry.newest(Some(&state))
-        }
+        entry.newest(Some(&state))
     }
 
     /// Handles the end of a round: its effects are stored.
@@ -310,15 +304,10 @@ impl Owner {
             .collect();
         self.changes.applied = revs.end - 1;
         for change in &changes {
-            self.changes.apply(change);
+            self.include(change);
             for gone in references(&change.op, change.rev) {
                 if !gone.on {
                     self.environment.publish.drop_file(self.id, gone.file);
-                }
-            }
-            if let ChangeOp::Delete { entries, .. } = &change.op {
-                for deleted in entries {
-                    self.recent.erase(deleted.seq);
                 }
             }
         }
@@ -336,6 +325,24 @@ impl Owner {
         self.tell_consumers();
         took(Step::Published);
         self.start_round();
+    }
+
+    /// Includes an applied change in everything that replies contain, and erases the texts that it deletes.
+    pub(super) fn include(&mut self, change: &Arc<Change>) {
+        self.changes.apply(change);
+        if let ChangeOp::Delete { entries, .. } = &change.op {
+            for deleted in entries {
+                self.erase(deleted.seq);
+            }
+        }
+    }
+
+    /// Erases the text of a deleted entry in memory, also that of an entry which a takeover is about to publish again.
+    pub(super) fn erase(&mut self, seq: Seq) {
+        self.recent.erase(seq);
+        if let Some(pending) = self.log.get_mut(seq) {
+            pending.erase();
+        }
     }
 
     fn answer_changes(&mut self, revs: Range<Rev>) {
@@ -402,7 +409,7 @@ impl Owner {
         let mut rest = changes.as_slice();
         let mut from = after;
         loop {
-            let fitting = changed::fitting(rest.iter().map(AsRef::as_ref), CHANGED_BYTES_MAX);
+            let fitting = changed_items::fitting(rest.iter().map(AsRef::as_ref), CHANGED_BYTES_MAX);
             let (part, later) = rest.split_at(fitting.min(rest.len()));
             let upto = part.last().map_or(rev, |last| last.rev);
             let changed = Arc::new(self.changed(from, upto, part));
@@ -466,8 +473,8 @@ impl Owner {
         let newest = changes_content
             .then(|| self.newest_queued(|_| None))
             .flatten();
-        let items = changed::items(changes.iter().map(AsRef::as_ref));
-        let bytes: usize = items.iter().map(changed::encoded_bytes).sum();
+        let items = changed_items::items(changes.iter().map(AsRef::as_ref));
+        let bytes: usize = items.iter().map(changed_items::encoded_bytes).sum();
         let fits = bytes <= CHANGED_BYTES_MAX && !items.is_empty();
         Changed {
             after: if fits { after } else { rev },

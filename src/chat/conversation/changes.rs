@@ -6,7 +6,7 @@ use std::{collections::VecDeque, ops::Range, sync::Arc};
 use super::Reply;
 use crate::{
     chat::{
-        changed,
+        changed_items,
         client_ids::Origin,
         log::{Log, Pending},
         operation::{Changes, Outcome},
@@ -192,11 +192,11 @@ impl ChangeLog {
                 if changes.iter().any(|change| change.is_lost()) {
                     return Ok(empty(after, true));
                 }
-                let fitting = changed::fitting(changes.iter().copied(), bytes_max);
+                let fitting = changed_items::fitting(changes.iter().copied(), bytes_max);
                 let upto = upto.min(after + fitting as Rev);
                 Ok(Changes {
                     rev: upto,
-                    items: changed::items(changes.into_iter().take(fitting)),
+                    items: changed_items::items(changes.into_iter().take(fitting)),
                     more: upto < applied,
                     ..empty(after, false)
                 })

@@ -14,15 +14,14 @@ use crate::{
     chat::{
         error::Error,
         operation::{
-            DeleteMessages, EditMessage, GetReactors, NewContent, Operation, Outcome, React,
-            Reactors,
+            DeleteMessages, EditMessage, GetReactors, NewContent, Outcome, React, Reactors,
         },
         states::KnownEntry,
     },
     clock,
     model::{
         Attachment, Change, ChangeOp, Content, DeletedEntry, EditedContent, Entry, EntryState,
-        Kind, LEVEL_CHANGES, Millis, Participant, Rev, Role, Seq, UserId, file_ids,
+        Kind, Millis, Participant, Rev, Role, Seq, UserId, file_ids,
         limits::{
             DELETE_SEQS_MAX, DELETED_EDITS_MAX, EDITS_MAX, EMOJI_MAX, EMOJI_OF_USER_AT_ONCE_MAX,
             EMOJI_OF_USER_MAX, REACTIONS_REST,
@@ -41,23 +40,23 @@ enum Checked {
 }
 
 impl Owner {
-    /// Whether messages may change: all gateways of the ring understand it.
-    pub(super) fn has_changes(&self) -> bool {
-        self.environment.settings.level.get() >= LEVEL_CHANGES
+    pub(super) fn edit(&mut self, actor: UserId, edit: &EditMessage, reply: Reply) {
+        let checked = self.check_edit(&actor, edit);
+        self.change_entry(actor, checked, reply);
     }
 
-    /// Handles an edit, a deletion or a reaction.
-    pub(super) fn change_entry(&mut self, actor: UserId, operation: &Operation, reply: Reply) {
-        let checked = if self.has_changes() {
-            match operation {
-                Operation::Edit(edit) => self.check_edit(&actor, edit),
-                Operation::Delete(delete) => self.check_deletion(&actor, delete),
-                Operation::React(react) => self.check_reaction(&actor, react),
-                other => Err(Error::invalid(format!("not a change: {other:?}"))),
-            }
-        } else {
-            Err(Error::unavailable("not before all gateways are upgraded"))
-        };
+    pub(super) fn delete(&mut self, actor: UserId, delete: &DeleteMessages, reply: Reply) {
+        let checked = self.check_deletion(&actor, delete);
+        self.change_entry(actor, checked, reply);
+    }
+
+    pub(super) fn react(&mut self, actor: UserId, react: &React, reply: Reply) {
+        let checked = self.check_reaction(&actor, react);
+        self.change_entry(actor, checked, reply);
+    }
+
+    /// Appends a change that was checked, or refuses it.
+    fn change_entry(&mut self, actor: UserId, checked: Result<Checked, Error>, reply: Reply) {
         match checked {
             Ok(Checked::New(op, at)) => self.append_to_changes(actor, op, at, reply),
             Ok(Checked::DoneBefore(rev)) => self.repeated_in_changes(rev, reply),

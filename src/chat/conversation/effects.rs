@@ -9,7 +9,7 @@ use super::{
         log::Pending,
         operation::{Outcome, SendAck},
         participants::Participants,
-        publish::{Audience, MembershipChange, MembershipNotice, Publication, Recipients},
+        publish::{Audience, Body, MembershipChange, MembershipNotice, Publication, Recipients},
     },
     OwnerReply, Reply,
 };
@@ -120,6 +120,16 @@ impl PendingEntry {
             recipients: None,
             awaited: 0,
             replies: Vec::new(),
+        }
+    }
+
+    /// Erases the text of the entry, which was deleted, also where it waits to be published.
+    pub(super) fn erase(&mut self) {
+        self.entry = Arc::new(self.entry.erased());
+        for publication in self.effects.publications.iter_mut().flatten() {
+            if let Body::Entry(entry) = &mut publication.body {
+                *entry = self.entry.clone();
+            }
         }
     }
 

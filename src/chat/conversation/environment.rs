@@ -11,7 +11,7 @@ use crate::{
     },
     clock,
     memory::Memory,
-    model::{CurrentLevel, GatewayId},
+    model::GatewayId,
     store::{Activity, Store},
 };
 
@@ -36,8 +36,6 @@ pub struct Settings {
     pub edit_window: Option<Duration>,
     /// The time for which reactions in channels and large groups are gathered before they are published.
     pub reactions_coalesce: Duration,
-    /// The level of the ring, below which messages do not change.
-    pub level: CurrentLevel,
     /// The consumers of the log. `None` if there are none.
     pub consumers: Option<Arc<dyn Consumers>>,
 }
@@ -57,7 +55,6 @@ impl Settings {
             page_bytes_max: 1 << 20,
             edit_window: None,
             reactions_coalesce: Duration::from_millis(250),
-            level: CurrentLevel::of(crate::model::LEVEL_CHANGES),
             consumers: None,
         }
     }

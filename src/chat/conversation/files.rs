@@ -8,8 +8,8 @@ use super::{FileCheck, Owner, OwnerReply};
 use crate::{
     chat::error::Error,
     model::{
-        Attachment, AttachmentId, ChangeOp, Entry, EntryState, FileState, LEVEL_FILES, Rev, Seq,
-        UserId, file_ids, limits::FILES_ASKED_MAX,
+        Attachment, AttachmentId, ChangeOp, Entry, EntryState, FileState, Rev, Seq, UserId,
+        file_ids, limits::FILES_ASKED_MAX,
     },
     store::{self, FileRow, LogRow, Reference, Store},
 };
@@ -63,11 +63,6 @@ impl LookedUp {
 }
 
 impl Owner {
-    /// Whether messages may have uploaded files: all gateways of the ring understand it.
-    pub(super) fn has_files(&self) -> bool {
-        self.environment.settings.level.get() >= LEVEL_FILES
-    }
-
     /// Returns the attachments of a new message with the facts of their files, so that a page of history needs no other
     /// read.
     pub(super) fn with_facts(
@@ -223,8 +218,7 @@ pub(super) async fn find(
     file: AttachmentId,
 ) -> store::Result<(Instant, Option<FoundFile>)> {
     let since = Instant::now();
-    let row = store.files(&[file]).await?.pop();
-    let Some((_, row)) = row else {
+    let Some(row) = store.file(file).await? else {
         return Ok((since, None));
     };
     let references = store.references(file).await?.len();

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Done, Owner, takeover::retry_while_owner};
+use super::{Done, Owner, retrying::retry_while_owner};
 use crate::{
     chat::{
         error::Error,
@@ -150,6 +150,7 @@ impl Owner {
         };
         let following = following.clone();
         if self.failed.is_none()
+            && !broken(Mutation::ConsumerClose)
             && let Err(error) = self.store_progress().await
         {
             tracing::warn!(conversation = %self.id, %error, "the progress of the consumers could not be stored");

@@ -13,10 +13,12 @@ use tokio::time::Instant;
 use super::{
     Command, Done, Owner,
     files::{self, FoundFile, LookedUp},
-    takeover::find_sent,
 };
 use crate::{
-    chat::{error::Error, operation::Operation},
+    chat::{
+        error::Error,
+        operation::{Operation, Waits},
+    },
     model::{
         AttachmentId, ClientId, ConversationId, Entry, EntryState, Kind, Seq, UserId, file_ids,
         limits::{ATTACHMENTS_MAX, DELETE_SEQS_MAX, LOOKUPS_IN_FLIGHT_MAX, MAILBOX_OPERATIONS_MAX},
@@ -102,48 +104,20 @@ impl Owner {
         let Some(participants) = &self.participants else {
             return false;
         };
-        match &command.operation {
-            Operation::Create(_) => participants.committed().is_none() || self.awaits_effects(1),
-            // The rows of a dm must be stored before its first message. Otherwise a crash in between would leave a log
-            // without a conversation.
-            Operation::Send(_) => {
+        match command.operation.waits() {
+            Waits::Nothing | Waits::Room => false,
+            Waits::Creation => participants.committed().is_none() || self.awaits_effects(1),
+            Waits::Dm => {
                 participants.details.kind == Kind::Dm && participants.committed().is_none()
             }
-            Operation::Read { .. } | Operation::Delivered { .. } | Operation::Typing => {
-                participants.awaits_commit(&command.actor, true)
-            }
-            Operation::Details
-            | Operation::Participants { .. }
-            | Operation::History { .. }
-            | Operation::Head
-            | Operation::Reactors(_)
-            | Operation::Changes { .. }
-            | Operation::CatchUpChanges { .. }
-            | Operation::Files { .. }
-            | Operation::CatchUp { .. } => participants.awaits_commit(&command.actor, false),
-            // Changes are checked against what is appended.
-            Operation::Add { .. }
-            | Operation::Remove { .. }
-            | Operation::Join
-            | Operation::Leave
-            | Operation::SetRole { .. }
-            | Operation::Update { .. }
-            | Operation::Edit(_)
-            | Operation::Delete(_)
-            | Operation::React(_)
-            | Operation::CheckFile { .. }
-            | Operation::SetConsumer { .. }
-            | Operation::Repair => false,
+            Waits::Reading => participants.awaits_commit(&command.actor, false),
+            Waits::Membership => participants.awaits_commit(&command.actor, true),
         }
     }
 
     /// Whether the command is a change, and the log of changes is full.
     fn awaits_room(&self, command: &Command) -> bool {
-        let is_change = matches!(
-            command.operation,
-            Operation::Edit(_) | Operation::Delete(_) | Operation::React(_)
-        );
-        is_change && !self.changes.log.can_append()
+        command.operation.waits() == Waits::Room && !self.changes.log.can_append()
     }
 
     /// Whether a message that is not appended yet is to have a file (rule [naming]).
@@ -197,7 +171,7 @@ impl Owner {
         if lookups.is_empty() {
             self.file_lookups(command, &mut lookups);
         }
-        if lookups.is_empty() && self.has_changes() {
+        if lookups.is_empty() {
             self.entry_lookups(command, &mut lookups);
         }
         if lookups.is_empty() {
@@ -215,7 +189,7 @@ impl Owner {
             .take(ATTACHMENTS_MAX)
             .peekable();
         // Most messages have no file, and nothing is read for a user who is refused anyway.
-        if files.peek().is_none() || !self.has_files() {
+        if files.peek().is_none() {
             return;
         }
         let participants = self.participants.as_ref();
@@ -263,7 +237,30 @@ impl Owner {
                     lookups.push(Lookup::Reactions(react.seq, command.actor.clone()));
                 }
             }
-            _ => {}
+            // Each is named, so that nobody who adds one forgets that an older message must be read first.
+            Operation::Create(_)
+            | Operation::Details
+            | Operation::Participants { .. }
+            | Operation::Add { .. }
+            | Operation::Remove { .. }
+            | Operation::Join
+            | Operation::Leave
+            | Operation::SetRole { .. }
+            | Operation::Update { .. }
+            | Operation::Send(_)
+            | Operation::History { .. }
+            | Operation::Delivered(_)
+            | Operation::Typing
+            | Operation::Head
+            | Operation::CatchUp { .. }
+            | Operation::Reactors(_)
+            | Operation::Changes { .. }
+            | Operation::CatchUpChanges { .. }
+            | Operation::Files { .. }
+            | Operation::CheckFile { .. }
+            | Operation::SetConsumer { .. }
+            | Operation::Load
+            | Operation::Repair => {}
         }
     }
 
@@ -398,6 +395,28 @@ impl Owner {
             }
         }
     }
+}
+
+/// Finds the committed entry with a client id. There may be one `sends` row per epoch; a row counts only if the log at
+/// its seq has that client id.
+async fn find_sent(
+    store: &dyn Store,
+    id: ConversationId,
+    sender: &UserId,
+    client_id: ClientId,
+    head: Seq,
+) -> store::Result<Option<Seq>> {
+    for send in store.sends(id, sender, client_id).await? {
+        // Rule [sends-epoch]: a row of a deposed epoch may point at a seq that another entry took.
+        if send.seq <= head
+            && let [row] = &store.log(id, send.seq, send.seq).await?.rows[..]
+            && row.record.client_id == client_id
+            && row.record.sender == *sender
+        {
+            return Ok(Some(send.seq));
+        }
+    }
+    Ok(None)
 }
 
 /// Reads one entry with its state.

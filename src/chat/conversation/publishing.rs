@@ -72,7 +72,7 @@ impl Owner {
             | Body::Reacted(_)
             | Body::File(_)
             | Body::Typing(_)
-            | Body::Read => (false, false),
+            | Body::Read(_) => (false, false),
         };
         match self.environment.publish.publish(publication) {
             // Rule [flush]: an inbox row is written only when its entry was delivered, so no row is ahead of the

@@ -2,19 +2,13 @@
 
 use std::{
     collections::{HashMap, VecDeque},
-    future::Future,
     sync::Arc,
-    time::Duration,
 };
 
 use futures_util::stream::FuturesUnordered;
 use metrics::counter;
-use tokio::time::{Instant, sleep, timeout_at};
 
-use super::{
-    Environment, Owner, Parked, REWRITE_AFTER, REWRITE_AFTER_MAX, effects::PendingEntry,
-    taking_changes::TakenChanges,
-};
+use super::{Environment, Owner, Parked, effects::PendingEntry, taking_changes::TakenChanges};
 use crate::{
     chat::{
         client_ids::ClientIds,
@@ -27,7 +21,7 @@ use crate::{
         recent::RecentEntries,
     },
     model::{
-        ClientId, ConversationId, Cursor, Entry, EntryState, Kind, LEVEL_CONSUMERS, Seq, UserId,
+        ConversationId, Cursor, Entry, EntryState, Kind, Seq,
         limits::{PAGE_ITEMS_MAX, TAIL_ENTRIES},
     },
     mutation::{Mutation, broken},
@@ -72,7 +66,7 @@ impl Owner {
                 .first()
                 .and_then(|row| Participants::of_first_entry(id, &row.record)),
         };
-        let texts = records.last().map_or(0, |newest| newest.texts());
+        let texts = records.last().map_or(0, |newest| newest.texts);
         let (recent, client_ids) = remembered(records);
         let (changes, settle_changes) = TakenChanges::of(id, changes, states, &recent, &ownership)?;
         let certain = Cursor(log.settled(), changes.log.settled());
@@ -253,100 +247,6 @@ fn take_over(
     })
 }
 
-/// Repeats a store operation until its outcome is known or the ownership has ended. Repeating is harmless, because the
-/// operation has the same keys and content each time; skipping a seq would not be. A success after the ownership has
-/// ended is an error, because another gateway may own the conversation by then.
-pub(super) async fn retry_while_owner<T, F>(
-    ownership: &Ownership,
-    operation: impl Fn() -> F,
-) -> store::Result<T>
-where
-    F: Future<Output = store::Result<T>>,
-{
-    repeat(ownership, None, None, operation).await
-}
-
-impl Loading {
-    /// As [`retry_while_owner`]. Between two attempts, other conversations are loaded.
-    pub(super) async fn retry_while_owner<T, F>(
-        &mut self,
-        ownership: &Ownership,
-        operation: impl Fn() -> F,
-    ) -> store::Result<T>
-    where
-        F: Future<Output = store::Result<T>>,
-    {
-        repeat(ownership, Some(self), None, operation).await
-    }
-
-    /// As [`Self::retry_while_owner`], but it gives up when the request that opened the conversation has ended. For
-    /// reads only: the owner that begins a write must finish it under the same lease.
-    pub(super) async fn read<T, F>(
-        &mut self,
-        ownership: &Ownership,
-        operation: impl Fn() -> F,
-    ) -> store::Result<T>
-    where
-        F: Future<Output = store::Result<T>>,
-    {
-        let until = self.until();
-        repeat(ownership, Some(self), Some(until), operation).await
-    }
-}
-
-/// Repeats a store operation until its outcome is known, the ownership has ended, or `until`.
-async fn repeat<T, F>(
-    ownership: &Ownership,
-    mut loading: Option<&mut Loading>,
-    until: Option<Instant>,
-    operation: impl Fn() -> F,
-) -> store::Result<T>
-where
-    F: Future<Output = store::Result<T>>,
-{
-    let mut wait = REWRITE_AFTER;
-    loop {
-        let result = operation().await;
-        if !ownership.holds(Instant::now()) {
-            return Err(ended());
-        }
-        let Err(store::Error::Unavailable { .. }) = result else {
-            return result;
-        };
-        counter!("chat_store_retries_total").increment(1);
-        let paused = pause(wait, loading.as_deref_mut());
-        match until {
-            None => paused.await,
-            Some(until) => {
-                if timeout_at(until, paused).await.is_err() {
-                    return result;
-                }
-            }
-        }
-        if !ownership.holds(Instant::now()) {
-            return Err(ended());
-        }
-        wait = (wait * 2).min(REWRITE_AFTER_MAX);
-    }
-}
-
-/// Waits before the next attempt. Other conversations are loaded meanwhile.
-async fn pause(wait: Duration, loading: Option<&mut Loading>) {
-    let Some(loading) = loading else {
-        return sleep(wait).await;
-    };
-    loading.pause();
-    sleep(wait).await;
-    loading.resume().await;
-}
-
-fn ended() -> store::Error {
-    store::Error::Unavailable {
-        operation: "own",
-        reason: "the lease has ended".into(),
-    }
-}
-
 /// Begins to follow a conversation that is being loaded. `None` if no consumer is configured.
 async fn read_offsets(
     id: ConversationId,
@@ -358,9 +258,6 @@ async fn read_offsets(
     let Some(consumers) = &environment.settings.consumers else {
         return Ok(None);
     };
-    if environment.settings.level.get() < LEVEL_CONSUMERS {
-        return Ok(None);
-    }
     let store = &environment.store;
     let stored = loading.read(ownership, || store.offsets(id)).await?;
     let following = Following::new(id, consumers.clone(), ownership.clone(), &stored, certain);
@@ -394,26 +291,4 @@ async fn known_participants(
             return Ok(all);
         }
     }
-}
-
-/// Finds the committed entry with a client id. There may be one `sends` row per epoch; a row counts only if the log at
-/// its seq has that client id.
-pub(super) async fn find_sent(
-    store: &dyn Store,
-    id: ConversationId,
-    sender: &UserId,
-    client_id: ClientId,
-    head: Seq,
-) -> store::Result<Option<Seq>> {
-    for send in store.sends(id, sender, client_id).await? {
-        // Rule [sends-epoch]: a row of a deposed epoch may point at a seq that another entry took.
-        if send.seq <= head
-            && let [row] = &store.log(id, send.seq, send.seq).await?.rows[..]
-            && row.record.client_id == client_id
-            && row.record.sender == *sender
-        {
-            return Ok(Some(send.seq));
-        }
-    }
-    Ok(None)
 }

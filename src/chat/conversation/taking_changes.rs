@@ -98,7 +98,7 @@ impl Owner {
                 .entry(seq)
                 .is_some_and(|k| k.applied.is_deleted())
             {
-                self.recent.erase(seq);
+                self.erase(seq);
             }
         }
         if settle.is_empty() {
@@ -187,12 +187,7 @@ impl Owner {
         }
         self.changes.applied = revs.end - 1;
         for change in &changes {
-            self.changes.apply(change);
-            if let ChangeOp::Delete { entries, .. } = &change.op {
-                entries
-                    .iter()
-                    .for_each(|entry| self.recent.erase(entry.seq));
-            }
+            self.include(change);
         }
         Ok(())
     }

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use super::Conversations;
 use crate::{
     chat::{
-        changed,
+        changed_items,
         conversation::{FileCheck, OwnerReply, ReadLog, ReadReactors, has_file},
         error::Error,
         lease::Ownership,
@@ -23,6 +23,7 @@ use crate::{
         AttachmentId, Change, ConsumerName, ConversationId, FileState, Kind, Rev, Seq, UserId,
         limits::{PAGE_ITEMS_MAX, SCAN_ROWS_MAX},
     },
+    mutation::{Mutation, broken},
     store::{ConsumerState, ParticipantRow, ReactorsPage},
 };
 
@@ -91,7 +92,8 @@ impl Conversations {
             }
         };
         // A deposed owner answers nothing, so the result counts only if the lease still holds.
-        if ownership.holds(Instant::now()) {
+        let is_file_use = matches!(outcome, Outcome::FileUse(_));
+        if ownership.holds(Instant::now()) || (is_file_use && broken(Mutation::EraseLease)) {
             Ok(outcome)
         } else {
             Err(Error::Closed)
@@ -172,7 +174,9 @@ impl Conversations {
             return Ok(FileUse::Busy);
         }
         let store = &self.shared.environment.store;
-        if let Some(row) = fence {
+        if let Some(row) = fence
+            && !broken(Mutation::Fence)
+        {
             // Rule [fence]: no takeover adopts a late row of an earlier owner, which might have the file.
             store.settle(conversation, &[row]).await?;
         }
@@ -312,7 +316,7 @@ impl Conversations {
                 });
             }
             rows.extend(read.into_iter().map(|row| row.record));
-            let fitting = changed::fitting(rows.iter().map(AsRef::as_ref), bytes_max);
+            let fitting = changed_items::fitting(rows.iter().map(AsRef::as_ref), bytes_max);
             if fitting < rows.len() || to == revs.end {
                 rows.truncate(fitting);
                 break;
@@ -322,7 +326,7 @@ impl Conversations {
         Ok(Changes {
             after,
             rev: upto,
-            items: changed::items(rows.iter().map(AsRef::as_ref)),
+            items: changed_items::items(rows.iter().map(AsRef::as_ref)),
             more: upto < applied,
             reset: false,
         })

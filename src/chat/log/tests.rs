@@ -40,7 +40,7 @@ fn entry(seq: u64, client: u128) -> Arc<Entry> {
         sender: UserId::new("alice").unwrap(),
         at: 1,
         content: Content::text("hi"),
-        texts: None,
+        texts: 0,
     })
 }
 

@@ -92,7 +92,7 @@ fn entry_to(seq: Seq, users: Vec<UserId>) -> Publication {
         sender: users[0].clone(),
         at: 1,
         content: Content::text(format!("number {seq}")),
-        texts: None,
+        texts: 0,
     };
     let members = Arc::new(Recipients {
         kind: Kind::Group,

@@ -6,14 +6,14 @@ use super::{Exchange, REPAIRS_AT_ONCE};
 use crate::{
     chat::{CatchUp, CatchUpChanges, Error, Publication, output},
     cluster::{
-        changed::{gap, missed, missed_changes, missed_entries},
-        lock,
-        message::{Delivered, PeerMessage, encode},
+        sockets::events::{gap, missed, missed_changes, missed_entries},
+        wire::message::{Delivered, PeerMessage, encode},
     },
     model::{
         ConversationId, Cursor, GatewayId, Rev, UserId,
         limits::{CHANGES_PAGE_MAX, RESUME_ENTRIES_MAX},
     },
+    tasks::lock,
 };
 
 /// The bytes of entries that are sent to a gateway that has missed them. If there are more, it gets a `resync`. The same
@@ -70,8 +70,8 @@ impl Exchange {
         let limit = usize::try_from(RESUME_ENTRIES_MAX).unwrap_or(usize::MAX);
         let missed = CatchUp { after, limit };
         let asked = self
-            .router
-            .ask_owner_here(channel, UserId::gateway(), missed.into());
+            .here
+            .ask_owner(channel, UserId::gateway(), missed.into());
         let page = output::<CatchUp>(asked.await)?;
         let (head, newest_rev, is_whole) = (page.head, page.rev, page.reaches_head(after));
         let too_many = head - after.min(head) > RESUME_ENTRIES_MAX;
@@ -98,10 +98,7 @@ impl Exchange {
         let limit = CHANGES_PAGE_MAX;
         while after < newest {
             let ask = CatchUpChanges { after, limit }.into();
-            let asked = self
-                .router
-                .ask_owner_here(channel, UserId::gateway(), ask)
-                .await;
+            let asked = self.here.ask_owner(channel, UserId::gateway(), ask).await;
             let changes = output::<CatchUpChanges>(asked)?;
             newest = newest.max(changes.rev);
             if changes.reset || changes.rev <= after {

@@ -11,14 +11,12 @@ use tokio::time::sleep;
 use super::{Exchange, RETRY_AFTER, TOPICS_AT_ONCE};
 use crate::{
     cluster::{
-        lock,
-        members::Adopt,
-        membership::Learned,
-        message::{Interest, PeerMessage, encode},
-        view::View,
+        ring::{members::Adopt, membership::Learned, view::View},
+        wire::message::{Interest, PeerMessage, encode},
     },
     model::{Epoch, GatewayId, Topic},
     mutation::{Mutation, broken},
+    tasks::lock,
 };
 
 impl Exchange {
@@ -49,7 +47,7 @@ impl Exchange {
     }
 
     /// Tells the others of each version that this gateway adopts.
-    pub(super) async fn follow_ring(self: Arc<Self>) {
+    pub(super) async fn tell_versions(self: Arc<Self>) {
         let mut changes = self.members.view_changes();
         loop {
             let version = changes.version();
@@ -96,14 +94,14 @@ impl Exchange {
         if ring.version() != version {
             return;
         }
-        let sockets = self.router.sockets();
+        let sockets = &self.here.sockets;
         sockets.in_interest_order(|| {
             let mut by_member: BTreeMap<GatewayId, Vec<Interest>> =
                 ring.members().iter().map(|&m| (m, Vec::new())).collect();
             for interest in sockets.interests() {
                 let place = ring.responsible(&interest.topic);
                 if let (Topic::Channel(channel), None) = (&interest.topic, interest.passed) {
-                    sockets.follow_later(*channel, None);
+                    sockets.tell_later(*channel, None);
                 }
                 if let Some(interests) = place.and_then(|place| by_member.get_mut(&place)) {
                     interests.push(interest);

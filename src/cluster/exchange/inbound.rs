@@ -5,14 +5,15 @@ use metrics::counter;
 use super::Exchange;
 use crate::{
     chat::Guarantee,
-    cluster::{
+    cluster::wire::{
         answers::Asked,
         link::Token,
-        lock,
-        message::{Delivered, Interest, PeerMessage, PeerRequest, encode},
+        message::{Delivered, Interest, PeerMessage, encode},
         peers::Receive,
+        question::AnyQuestion,
     },
     model::{Epoch, GatewayId, Topic},
+    tasks::lock,
 };
 
 impl Receive for Exchange {
@@ -86,25 +87,21 @@ impl Exchange {
     }
 
     /// Returns how a question is answered.
-    fn asked(&self, from: GatewayId, id: u64, ask: PeerRequest) -> Asked {
+    fn asked(&self, from: GatewayId, id: u64, ask: AnyQuestion) -> Asked {
         counter!("chat_operations_forwarded_total").increment(1);
         // Noted at once, because what follows on the link relies on the interest.
-        self.router.note(from, &ask);
-        let (refuse, router) = (ask.refuse(), self.router.clone());
-        Asked {
-            id,
-            refuse,
-            answer: Box::pin(async move { router.answer_here(ask).await }),
-        }
+        self.here.gateways.note(from, ask.interest());
+        let answer = ask.answered(self.here.clone());
+        Asked { id, answer }
     }
 
     /// Delivers something to the sockets here.
     pub(super) fn take(&self, delivered: Delivered) {
         if let Delivered::Resync { channel, .. } = delivered {
-            let router = self.router.clone();
+            let channels = self.channels.clone();
             self.tasks
-                .spawn_until_drained(async move { router.check_spectators(channel).await });
+                .spawn_until_drained(async move { channels.check_spectators(channel).await });
         }
-        self.router.sockets().deliver(delivered);
+        self.here.sockets.deliver(delivered);
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::Exchange;
-use crate::{cluster::lock, model::GatewayId};
+use crate::{model::GatewayId, tasks::lock};
 
 /// The time without a link after which a younger member is removed. An older one gets twice that time.
 const CUT_OFF_MAX: Duration = Duration::from_secs(4);

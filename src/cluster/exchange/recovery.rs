@@ -7,7 +7,7 @@ use tokio::time::{Instant, sleep, timeout_at};
 use super::{Exchange, RETRY_AFTER};
 use crate::{
     chat::{Error, Load, Repair, repair_all},
-    cluster::status::BEAT_SEEN,
+    cluster::ring::status::BEAT_SEEN,
     model::{ConversationId, GatewayId, UserId},
 };
 

@@ -16,7 +16,7 @@ use tokio::time::Instant;
 use crate::{
     chat::{CatchUp, Conversations, Error, Following},
     clock,
-    cluster::{Router, ToNotify},
+    cluster::{ToNotify, Users},
     consumers::follower::{Follower, Line},
     model::{Content, ConversationId, Cursor, Kind, Millis, Seq, UserId},
     mutation::{Mutation, broken},
@@ -39,7 +39,7 @@ const UNDECIDED_MAX: usize = 200_000;
 pub(crate) struct Asker {
     pub(crate) follower: Arc<Follower>,
     pub(crate) line: Arc<Line>,
-    pub(crate) router: Arc<Router>,
+    pub(crate) users: Arc<Users>,
     pub(crate) conversations: Conversations,
     /// Older messages are not pushed.
     pub(crate) ttl: Duration,
@@ -253,7 +253,7 @@ impl Asker {
                 .iter()
                 .map(|(user, u)| (user.clone(), u.newest));
             let users: ToNotify = users.collect();
-            let left = self.router.ask_push(following.conversation, users).await;
+            let left = self.users.ask_push(following.conversation, users).await;
             let left: BTreeSet<UserId> = left.into_iter().collect();
             asked.undecided.retain(|user, _| left.contains(user));
         }

@@ -20,7 +20,7 @@ use super::{
 };
 use crate::{
     chat::{Error, Receipt},
-    cluster::{Attention, Pushes, Router, ToNotify},
+    cluster::{Attention, Pushes, Router, ToNotify, Users},
     model::{ConversationId, Device, Seq, UserId},
     store::InboxRow,
     tasks::{contain, lock, wait_until},
@@ -50,6 +50,7 @@ pub trait Notifier: Send + Sync + 'static {
 /// Decides for the users whose home this gateway is.
 pub struct Decider {
     router: Arc<Router>,
+    users: Arc<Users>,
     notifier: Arc<dyn Notifier>,
     /// The time for which a user must not have looked: rule [push-grace].
     grace: Duration,
@@ -93,7 +94,7 @@ impl Pushes for Decider {
         let mut undecided = Vec::new();
         let mut state = lock(&self.state);
         for (user, seq) in users {
-            if state.is_decided(&user, conversation, seq) || self.router.has_no_devices(&user) {
+            if state.is_decided(&user, conversation, seq) || self.users.has_no_devices(&user) {
                 continue;
             }
             state.queue.add(&user, conversation, seq, now);
@@ -135,9 +136,15 @@ impl Pushes for Decider {
 
 impl Decider {
     #[must_use]
-    pub fn new(router: Arc<Router>, notifier: Arc<dyn Notifier>, grace: Duration) -> Arc<Self> {
+    pub fn new(
+        router: Arc<Router>,
+        users: Arc<Users>,
+        notifier: Arc<dyn Notifier>,
+        grace: Duration,
+    ) -> Arc<Self> {
         Arc::new(Self {
             router,
+            users,
             notifier,
             grace,
             state: Mutex::default(),
@@ -193,7 +200,7 @@ impl Decider {
         waiting: Vec<(ConversationId, Waiting)>,
         decided: &mut Decided,
     ) {
-        let devices = match self.router.devices_of(user).await {
+        let devices = match self.users.devices_of(user).await {
             Ok(devices) => devices,
             // The owner asks the new home.
             Err(Error::Moved) => return self.drop_all(user, &waiting),
@@ -226,7 +233,7 @@ impl Decider {
         decided: &mut Decided,
     ) -> Result<(), Error> {
         let ids = ready.iter().map(|(id, _)| *id).collect();
-        let rows = self.router.ask_rows(user, Some(ids)).await?;
+        let rows = self.users.ask_rows(user, Some(ids)).await?;
         let mut to_send = Vec::new();
         for (conversation, waiting) in ready {
             let row = rows.iter().find(|row| row.conversation == conversation);
@@ -241,7 +248,7 @@ impl Decider {
         if to_send.is_empty() {
             return Ok(());
         }
-        let badge = badge(&self.router.inbox_rows(user).await?);
+        let badge = badge(&self.users.inbox_rows(user).await?);
         for (conversation, waiting, message) in to_send {
             let notification = Notification {
                 conversation,
@@ -335,7 +342,7 @@ impl Decider {
         now: Instant,
         decided: &mut Decided,
     ) -> Vec<(ConversationId, Waiting)> {
-        let (attention, lasted) = self.router.attention(user);
+        let (attention, lasted) = self.users.attention(user);
         let is_away = attention != Attention::Present;
         let mut ready = Vec::new();
         for (conversation, waiting) in waiting {
@@ -400,7 +407,7 @@ impl Decider {
         let sent = left.map(|device| async move {
             // Rule [push-token]: a token belongs to its last user.
             let hash = device.token_hash();
-            match self.router.token_is_of(&hash, user, &device.id).await {
+            match self.users.token_is_of(&hash, user, &device.id).await {
                 Ok(true) => {
                     let sending = self.send_to(device, waiting, notification);
                     let sent = contain("a notification", user, sending).await;
@@ -431,7 +438,7 @@ impl Decider {
                 }
                 Tried::Sent(Sent::Gone) => {
                     let (id, version) = (&device.id, device.version);
-                    if let Err(error) = self.router.forget_device(user, id, version).await {
+                    if let Err(error) = self.users.forget_device(user, id, version).await {
                         tracing::debug!(%error, "a device that is gone was not removed");
                     }
                     None

@@ -83,8 +83,12 @@ pub(super) fn badge(rows: &[InboxRow]) -> u64 {
             return 0;
         };
         let last_seq = summary.last.as_ref().map_or(0, |last| last.seq);
-        let texts = summary.texts.unwrap_or(last_seq);
-        row.unread(summary.joined_seq, last_seq, texts, &row.deleted.1.highest)
+        row.unread(
+            summary.joined_seq,
+            last_seq,
+            summary.texts,
+            &row.deleted.1.highest,
+        )
     });
     unread.sum()
 }

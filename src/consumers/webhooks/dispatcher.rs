@@ -55,9 +55,9 @@ pub struct Webhook {
     pub receiver: Arc<dyn Receiver>,
 }
 
-/// The parts that a webhook's dispatcher uses.
+/// What a webhook's dispatcher uses.
 #[derive(Clone)]
-pub struct Parts {
+pub struct Dependencies {
     pub follower: Arc<Follower>,
     pub line: Arc<Line>,
     pub conversations: Conversations,
@@ -103,7 +103,7 @@ enum Step {
 }
 
 pub struct Dispatcher {
-    parts: Parts,
+    with: Dependencies,
     endpoint: Endpoint,
     /// The open ones of the conversations that the endpoint knows, and some that were closed lately.
     known: HashMap<ConversationId, Arc<Following>>,
@@ -136,10 +136,10 @@ impl Counters {
 
 impl Dispatcher {
     #[must_use]
-    pub fn new(parts: Parts, limits: Limits, seed: u64) -> Self {
+    pub fn new(with: Dependencies, limits: Limits, seed: u64) -> Self {
         Self {
-            counters: Counters::new(&parts.line.name),
-            parts,
+            counters: Counters::new(&with.line.name),
+            with,
             endpoint: Endpoint::new(limits, seed),
             known: HashMap::new(),
             forget_at: Instant::now() + FORGET_EVERY,
@@ -149,9 +149,9 @@ impl Dispatcher {
     }
 
     pub async fn run(mut self) {
-        let line = self.parts.line.clone();
+        let line = self.with.line.clone();
         // After a panic. At the first start no conversation is open.
-        self.parts.follower.tell_again(&line).await;
+        self.with.follower.tell_again(&line).await;
         loop {
             self.take_woken();
             self.apply_state();
@@ -175,7 +175,7 @@ impl Dispatcher {
     }
 
     fn take_woken(&mut self) {
-        for following in self.parts.line.take_woken() {
+        for following in self.with.line.take_woken() {
             let conversation = following.conversation;
             let known = self.known.get(&conversation);
             if known.is_none_or(|known| !Arc::ptr_eq(known, &following)) {
@@ -186,7 +186,7 @@ impl Dispatcher {
                 self.known.insert(conversation, following);
             } else {
                 // The scan of lagging rows finds it again.
-                following.rest(&self.parts.line.name);
+                following.rest(&self.with.line.name);
             }
         }
     }
@@ -204,7 +204,7 @@ impl Dispatcher {
     }
 
     fn apply_state(&mut self) {
-        let is_enabled = self.parts.line.is_enabled();
+        let is_enabled = self.with.line.is_enabled();
         if is_enabled && self.endpoint.is_disabled() {
             self.endpoint.enable();
         } else if !is_enabled {
@@ -226,9 +226,9 @@ impl Dispatcher {
     fn load(&mut self, assignment: Assignment) {
         let known = |id: &ConversationId| (*id, self.known.get(id).cloned());
         let conversations: Vec<_> = assignment.conversations.iter().map(known).collect();
-        let parts = self.parts.clone();
+        let with = self.with.clone();
         let loading = async move {
-            let loaded = load(&parts, &assignment, conversations).await;
+            let loaded = load(&with, &assignment, conversations).await;
             Step::Loaded(assignment.request, loaded)
         };
         self.steps.push(loading.boxed());
@@ -261,7 +261,7 @@ impl Dispatcher {
         if !sends {
             return;
         }
-        let (receiver, line) = (self.parts.receiver.clone(), self.parts.line.clone());
+        let (receiver, line) = (self.with.receiver.clone(), self.with.line.clone());
         let sending = async move {
             let of = |portion: &mut Portion| std::mem::take(&mut portion.events);
             let events: Vec<Event> = portions.iter_mut().flat_map(of).collect();
@@ -313,18 +313,18 @@ impl Dispatcher {
             self.skip(skipped, &sent.portions);
         }
         if disabled {
-            self.parts.states.receiver_is_gone(&self.parts.line);
+            self.with.states.receiver_is_gone(&self.with.line);
         }
     }
 
     /// Wakes a conversation again if it has more. If not, it is told of the next event.
     fn go_on(&mut self, following: &Arc<Following>) {
         let conversation = following.conversation;
-        let has_more = following.work(&self.parts.line.name).is_some();
+        let has_more = following.work(&self.with.line.name).is_some();
         if has_more && self.endpoint.wake(conversation) {
             self.known.insert(conversation, following.clone());
         } else if has_more {
-            following.rest(&self.parts.line.name);
+            following.rest(&self.with.line.name);
         } else if !self.endpoint.knows(conversation) {
             let known = self.known.remove(&conversation);
             // It was opened again while the event of an earlier owner was sent or skipped, and is told of nothing until it rests.
@@ -336,13 +336,13 @@ impl Dispatcher {
 
     /// Rule [offset]: the offset is raised after the events were accepted.
     fn delivered(&self, following: &Arc<Following>, upto: Cursor, at: Millis) {
-        following.delivered(&self.parts.line.name, upto, at);
+        following.delivered(&self.with.line.name, upto, at);
         if following.is_closed() {
-            let (parts, following) = (self.parts.clone(), following.clone());
+            let (with, following) = (self.with.clone(), following.clone());
             self.steps.push(
                 async move {
-                    let consumer = &parts.line.name;
-                    parts.follower.store_offset(&following, consumer).await;
+                    let consumer = &with.line.name;
+                    with.follower.store_offset(&following, consumer).await;
                     Step::Stored(following)
                 }
                 .boxed(),
@@ -355,7 +355,7 @@ impl Dispatcher {
         let same = |portion: &&Portion| portion.following.conversation == skipped.conversation;
         let portion = portions.iter().find(same);
         let known = self.known.get(&skipped.conversation).cloned();
-        let (parts, counter) = (self.parts.clone(), self.counters.skipped.clone());
+        let (with, counter) = (self.with.clone(), self.counters.skipped.clone());
         let Some(following) = portion.map(|p| p.following.clone()).or(known) else {
             return;
         };
@@ -366,7 +366,7 @@ impl Dispatcher {
                     Some(first) => Some(first),
                     // It failed with other events, and is judged only now.
                     None => {
-                        let first = first_of(&parts, &following);
+                        let first = first_of(&with, &following);
                         contain("a webhook", skipped.conversation, first)
                             .await
                             .flatten()
@@ -378,11 +378,9 @@ impl Dispatcher {
                         at: event,
                         status: skipped.status,
                     };
-                    let consumer = &parts.line.name;
-                    while let Err(error) = parts
-                        .store
-                        .add_skipped(consumer, clock::today(), &row)
-                        .await
+                    let consumer = &with.line.name;
+                    while let Err(error) =
+                        with.store.add_skipped(consumer, clock::today(), &row).await
                     {
                         crate::seldom::seldom!(WARN, "a skipped event could not be stored", %error);
                         sleep(STORE_AGAIN_AFTER).await;
@@ -399,16 +397,16 @@ impl Dispatcher {
 
 /// The position of the first event after the offset of a conversation.
 async fn first_of(
-    parts: &Parts,
+    with: &Dependencies,
     following: &Arc<Following>,
 ) -> Option<((Cursor, EventAt), Millis)> {
-    let portion = read_portion(parts, following, 1, usize::MAX).await.ok()??;
+    let portion = read_portion(with, following, 1, usize::MAX).await.ok()??;
     Some((portion.first, portion.at))
 }
 
 /// Reads the events of a request: from its conversations in their order, as long as there is room.
 async fn load(
-    parts: &Parts,
+    with: &Dependencies,
     assignment: &Assignment,
     conversations: Vec<(ConversationId, Option<Arc<Following>>)>,
 ) -> Loaded {
@@ -422,7 +420,7 @@ async fn load(
             loaded.counts.push((conversation, 0));
             continue;
         };
-        let reading = read_portion(parts, &following, events, bytes);
+        let reading = read_portion(with, &following, events, bytes);
         let read = contain("a webhook", conversation, reading).await;
         let Some(read) = read else {
             loaded.counts.push((conversation, 0));
@@ -456,18 +454,18 @@ async fn load(
 /// Reads at most `limit` events of a conversation, of `bytes` at most but the first. `None` if there are none. What the
 /// webhook does not want is skipped at once.
 async fn read_portion(
-    parts: &Parts,
+    with: &Dependencies,
     following: &Arc<Following>,
     limit: usize,
     bytes: usize,
 ) -> Result<Option<Portion>, crate::chat::Error> {
-    let consumer = &parts.line.name;
+    let consumer = &with.line.name;
     for _ in 0..READS_MAX {
         let Some(work) = following.work(consumer) else {
             return Ok(None);
         };
         let limit_read = limit.clamp(READ.0, READ.1);
-        let read = reading::read(&parts.conversations, following, work, limit_read).await?;
+        let read = reading::read(&with.conversations, following, work, limit_read).await?;
         let Some(kind) = following.kind() else {
             following.rest(consumer);
             return Ok(None);
@@ -477,7 +475,7 @@ async fn read_portion(
             kind,
             replayed: false,
         };
-        let (portion, passed) = gather(parts, origin, following, read, (limit, bytes));
+        let (portion, passed) = gather(with, origin, following, read, (limit, bytes));
         match (portion, passed) {
             (Some(portion), _) => return Ok(Some(portion)),
             (None, Some((upto, at))) => following.delivered(consumer, upto, at),
@@ -491,7 +489,7 @@ async fn read_portion(
 /// Makes the events of what was read: at most so many, of so many bytes but the first. Returns the offset up to which nothing
 /// is left out, and the time there.
 fn gather(
-    parts: &Parts,
+    with: &Dependencies,
     origin: Origin,
     following: &Arc<Following>,
     read: Vec<reading::Next>,
@@ -503,11 +501,11 @@ fn gather(
     for next in read {
         let (event, at) = match &next.happened {
             Happened::Entry(entry, state) => (
-                Event::of_entry(origin, &parts.filter, entry, state.as_deref()),
+                Event::of_entry(origin, &with.filter, entry, state.as_deref()),
                 EventAt::Entry(entry.seq),
             ),
             Happened::Change(change) => (
-                Event::of_change(origin, &parts.filter, change),
+                Event::of_change(origin, &with.filter, change),
                 EventAt::Change(change.rev),
             ),
         };

@@ -1,128 +1,18 @@
-//! The subscriptions of one session, and their reasons.
+//! Begins and ends the subscriptions of sessions.
 
 use std::{collections::HashSet, sync::Arc};
 
-use super::{Hub, Subscriber, Subscribers, lock};
+use super::{Hub, Subscribers, lock};
 use crate::{
+    fanout::subscriber::{Reason, Removed, Subscriber, Subscriptions},
     model::{SessionId, Topic, limits::REMOVED_WHILE_CONNECTING_MAX},
     mutation::{Mutation, broken},
     protocol::CloseCode,
 };
 
-/// The reason why a session is subscribed to a topic.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Reason {
-    /// The user participates in the channel, or the topic is the user's own.
-    Participant,
-    /// The session requested the topic, and the request is not confirmed yet. Events of a channel are not sent to it
-    /// yet.
-    Asking,
-    /// The session requested the topic: as a spectator of a public channel, or to watch a user.
-    Asked,
-}
-
 /// The error of a request for more topics than one session may have.
 #[derive(Debug, PartialEq, Eq)]
 pub struct TooMany;
-
-#[derive(Debug)]
-pub(super) struct Subscription {
-    pub topic: Topic,
-    pub reason: Reason,
-}
-
-#[derive(Debug)]
-pub(super) struct Subscriptions {
-    pub list: Vec<Subscription>,
-    /// The numbers of requested topics in `list`: channels, then users.
-    channels_requested: u32,
-    users_requested: u32,
-    /// Removals that arrived while the session connects. `None` once it is connected.
-    removed: Option<Box<Removed>>,
-}
-
-/// The channels from which a session's user was removed while the session connects.
-#[derive(Debug, Default)]
-struct Removed(Vec<Topic>);
-
-impl Subscriptions {
-    pub(super) fn new() -> Self {
-        Self {
-            list: Vec::new(),
-            channels_requested: 0,
-            users_requested: 0,
-            removed: Some(Box::default()),
-        }
-    }
-
-    /// Returns the number of requested topics of the same kind as `like`.
-    pub(super) fn requested(&mut self, like: &Topic) -> &mut u32 {
-        match like {
-            Topic::Channel(_) => &mut self.channels_requested,
-            Topic::Presence(_) | Topic::User(_) => &mut self.users_requested,
-        }
-    }
-
-    /// Returns the number of topics that were not requested: the channels of the user, and the user's own topic.
-    fn rights(&self) -> usize {
-        let requested = self.channels_requested + self.users_requested;
-        self.list.len() - requested as usize
-    }
-
-    pub(super) fn add(&mut self, topic: Topic, reason: Reason) {
-        if reason != Reason::Participant {
-            *self.requested(&topic) += 1;
-        }
-        if self.list.is_empty() {
-            // Most sessions have only their user's own topic.
-            self.list.reserve_exact(1);
-        }
-        self.list.push(Subscription { topic, reason });
-    }
-
-    /// Changes the reason of an existing subscription if a spectator becomes a participant.
-    pub(super) fn promote(&mut self, topic: &Topic, reason: Reason) {
-        let known = self.list.iter_mut().find(|known| known.topic == *topic);
-        if let Some(known) = known
-            && reason == Reason::Participant
-            && known.reason != Reason::Participant
-        {
-            known.reason = Reason::Participant;
-            *self.requested(topic) -= 1;
-        }
-    }
-
-    /// Forgets that the user was removed from the channel, because the user was added again.
-    pub(super) fn not_removed(&mut self, topic: &Topic) {
-        if let Some(removed) = &mut self.removed {
-            removed.0.retain(|known| known != topic);
-        }
-    }
-
-    /// Removes the subscriptions to these topics whose reason matches, in one pass. Returns their topics.
-    pub(super) fn end(&mut self, topics: &[Topic], which: impl Fn(Reason) -> bool) -> Vec<Topic> {
-        let topics: HashSet<&Topic> = topics.iter().collect();
-        let ends = |known: &mut Subscription| topics.contains(&known.topic) && which(known.reason);
-        let ended: Vec<Subscription> = self.list.extract_if(.., ends).collect();
-        for Subscription { topic, reason } in &ended {
-            if *reason != Reason::Participant {
-                *self.requested(topic) -= 1;
-            }
-        }
-        ended.into_iter().map(|ended| ended.topic).collect()
-    }
-}
-
-impl Subscriber {
-    /// Returns the number of channels to which the session is subscribed as a participant.
-    #[must_use]
-    pub fn channels(&self) -> usize {
-        let subscriptions = lock(&self.subscriptions);
-        let rights = subscriptions.as_ref().map_or(0, Subscriptions::rights);
-        // One of them is the user's own topic.
-        rights.saturating_sub(1)
-    }
-}
 
 impl Hub {
     /// Subscribes a session by right: to a channel of its user, or to the user's own topic. It makes a spectator a
@@ -136,12 +26,12 @@ impl Hub {
 
     /// Subscribes a session that connects to the channels of its user, except those from which the user was removed
     /// since the session was registered: the removal may arrive before this call.
-    pub fn follow(&self, channels: &[Topic], subscriber: &Arc<Subscriber>) {
+    pub fn subscribe_own(&self, channels: &[Topic], subscriber: &Arc<Subscriber>) {
         if let Some(subscriptions) = &mut *lock(&subscriber.subscriptions) {
             let removed = subscriptions.removed.take();
             let is_removed = |topic: &Topic| {
                 let removed = removed.as_deref().is_some_and(|r| r.0.contains(topic));
-                removed && !broken(Mutation::Follow)
+                removed && !broken(Mutation::Removed)
             };
             for topic in channels.iter().filter(|topic| !is_removed(topic)) {
                 self.insert(topic, subscriber, subscriptions, Reason::Participant);
@@ -152,7 +42,7 @@ impl Hub {
 
     /// Ends the connecting phase: the session is subscribed to all channels of its user, so removals need not be
     /// remembered.
-    pub fn followed(&self, subscriber: &Subscriber) {
+    pub fn connected(&self, subscriber: &Subscriber) {
         if let Some(subscriptions) = &mut *lock(&subscriber.subscriptions) {
             subscriptions.removed = None;
         }
@@ -387,7 +277,7 @@ mod tests {
 
     /// A removal from a channel may arrive before the session that connects is subscribed to its user's channels.
     #[tokio::test]
-    async fn who_is_removed_while_connecting_follows_nothing() {
+    async fn who_is_removed_while_connecting_is_not_subscribed() {
         let hub = Arc::new(Hub::default());
         let [gone, back, stays] = [(); 3].map(|()| Topic::Channel(ConversationId::random()));
         let one = subscriber(1);
@@ -396,9 +286,9 @@ mod tests {
         hub.removed(&gone, &one);
         hub.removed(&back, &one);
         hub.subscribe(&back, &one);
-        hub.follow(std::slice::from_ref(&gone), &one);
-        hub.follow(&[back.clone(), stays.clone()], &one);
-        hub.followed(&one);
+        hub.subscribe_own(std::slice::from_ref(&gone), &one);
+        hub.subscribe_own(&[back.clone(), stays.clone()], &one);
+        hub.connected(&one);
         let counts = [&gone, &back, &stays].map(|topic| hub.subscribers(topic));
         assert_eq!(counts, [0, 1, 1]);
         // `channels` assumes that one of the two is the user's own topic, which this test does not subscribe to.

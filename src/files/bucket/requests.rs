@@ -15,7 +15,7 @@ use rusty_s3::{S3Action as _, actions};
 use tokio::io::AsyncRead;
 use tokio_util::io::StreamReader;
 
-use super::{Bucket, INSPECTION_MAX, Inspection, Object};
+use super::{Bucket, Inspection, Object};
 use crate::{
     files::{HEAD_BYTES, Part, StoredPart, hexadecimal},
     model::AttachmentId,
@@ -265,8 +265,8 @@ impl Bucket {
     ) -> io::Result<()> {
         let key = self.key(id, object);
         let action = actions::PutObject::new(&self.bucket, Some(&self.credentials), &key);
-        // Rule [write-window].
-        let url = action.sign_with_time(INSPECTION_MAX, &inspection.0);
+        let (signed, valid) = inspection.signed();
+        let url = action.sign_with_time(valid, &signed);
         let request = self.slow.put(url).body(bytes);
         self.answer("writing a file", request).await.map(drop)
     }
@@ -285,8 +285,8 @@ impl Bucket {
         // As a header: not every storage takes it from the query.
         let headers = action.headers_mut();
         headers.insert(COPY_SOURCE, source.clone());
-        // Rule [write-window].
-        let url = action.sign_with_time(INSPECTION_MAX, &inspection.0);
+        let (signed, valid) = inspection.signed();
+        let url = action.sign_with_time(valid, &signed);
         let request = empty(self.slow.put(url)).header(COPY_SOURCE, source);
         let answer = self.answer("copying a file", request.timeout(COPY_MAX));
         confirmed("copying a file", &answer.await?, "CopyObjectResult")

@@ -49,7 +49,7 @@ const FLUSHED_AFTER: Duration = Duration::from_millis(100);
 /// The media type of a part.
 const CONTENT_TYPE: &str = "application/offset+octet-stream";
 
-type Part = Option<Result<Bytes, axum::Error>>;
+type Chunk = Option<Result<Bytes, axum::Error>>;
 
 /// Why a body is not read to its end.
 enum Stop {
@@ -249,7 +249,7 @@ impl Receiving<'_> {
     /// Reads a body to its end.
     async fn read(
         &mut self,
-        first: Part,
+        first: Chunk,
         body: &mut BodyDataStream,
         mut ended: Pin<&mut impl Future<Output = Response>>,
     ) -> Result<(), Stop> {
@@ -273,7 +273,7 @@ impl Receiving<'_> {
         &mut self,
         body: &mut BodyDataStream,
         mut ended: Pin<&mut impl Future<Output = Response>>,
-    ) -> Result<Part, Stop> {
+    ) -> Result<Chunk, Stop> {
         let is_whole = self.upload.len == self.size;
         let ends_by = is_whole.then(|| Instant::now() + UPLOAD_END_MAX);
         loop {

@@ -40,7 +40,7 @@ pub(super) async fn complete(
     join(bucket, file, facts).await?;
     let scanning = files.store.set_file_state(file, FileState::Scanning);
     scanning.await.map_err(store_failed)?;
-    let inspection = bucket.inspection();
+    let inspection = Inspection::begin();
     for _ in 0..ATTEMPTS {
         match scan(files, file, facts, patience).await? {
             Scanned::Passed => {
@@ -74,7 +74,7 @@ pub(super) async fn empty(
     file: AttachmentId,
 ) -> Result<FileState, Response> {
     let written = bucket.write(
-        bucket.inspection(),
+        Inspection::begin(),
         file,
         Object::ORIGINAL,
         bytes::Bytes::new(),

@@ -124,7 +124,7 @@ impl Files {
 pub(in crate::gateway) struct SignatureQuery {
     /// When the address expires, in seconds since 1970.
     e: u64,
-    /// The reader for whom the address was made. Addresses of earlier builds have none.
+    /// The reader for whom the address was made. Without it the signature is wrong.
     #[serde(default)]
     r: String,
     /// The signature.

@@ -2,6 +2,7 @@
 
 use std::{collections::VecDeque, io, sync::Arc, time::Duration};
 
+use async_trait::async_trait;
 use futures_util::{StreamExt as _, stream};
 use metrics::counter;
 use tokio::{
@@ -9,13 +10,17 @@ use tokio::{
     time::{Instant, sleep},
 };
 
-use super::{Files, inspect, turns::Patience};
+use super::{
+    Files, inspect,
+    storage::{FileBytes, erase_bytes},
+    turns::Patience,
+};
 use crate::{
-    chat::{CheckFile, FileUse},
+    chat::{CheckFile, Error, FileUse},
     clock,
     cluster::Router,
-    model::{AttachmentId, ConversationId, FileFacts, FileState, UserId},
-    store::{FileRow, WorkShard},
+    model::{AttachmentId, ConversationId, FileFacts, FileState, Millis, UserId},
+    store::{self, FileRow, Store, WorkShard},
     tasks::wait_until,
 };
 
@@ -33,7 +38,8 @@ const PAGE: usize = 100;
 /// Files that a sweep has looked at at the same time.
 const INSPECTIONS_MAX: usize = 2;
 
-type Dropped = (ConversationId, AttachmentId);
+/// A file that may be unused, with its conversation.
+pub type Dropped = (ConversationId, AttachmentId);
 
 /// Tells the gateway that a file may be unused.
 #[derive(Clone, Debug)]
@@ -57,48 +63,96 @@ impl Eraser {
     }
 
     /// Erases files as they are dropped, and sweeps. It ends with the gateway.
-    pub async fn run(files: Arc<Files>, router: Arc<Router>, waiting: mpsc::Receiver<Dropped>) {
-        futures_util::join!(
-            erase_dropped(&files, &router, waiting),
-            keep_sweeping(&files, &router)
-        );
+    pub async fn run(place: impl Erasing, waiting: mpsc::Receiver<Dropped>) {
+        futures_util::join!(erase_dropped(&place, waiting), keep_sweeping(&place));
     }
 }
 
-async fn erase_dropped(files: &Files, router: &Router, mut waiting: mpsc::Receiver<Dropped>) {
+/// What the eraser needs: a gateway, or a simulated one.
+#[async_trait]
+pub trait Erasing: Send + Sync {
+    fn store(&self) -> &dyn Store;
+
+    fn bytes(&self) -> &dyn FileBytes;
+
+    /// The age at which a file is erased that no message has.
+    fn orphan_ms(&self) -> Millis;
+
+    /// Whether this gateway sweeps a partition of the work.
+    fn sweeps(&self, shard: WorkShard) -> bool;
+
+    /// Asks the owner whether a file is unused. If it is, no later message may have it.
+    async fn check(&self, (conversation, file): Dropped) -> Result<FileUse, Error>;
+
+    /// Looks at a file again, because the gateway that did so ended.
+    async fn inspect(&self, file: AttachmentId, facts: &FileFacts);
+}
+
+#[async_trait]
+impl Erasing for (Arc<Files>, Arc<Router>) {
+    fn store(&self) -> &dyn Store {
+        &*self.0.store
+    }
+
+    fn bytes(&self) -> &dyn FileBytes {
+        &*self.0
+    }
+
+    fn orphan_ms(&self) -> Millis {
+        self.0.settings.orphan_ms()
+    }
+
+    fn sweeps(&self, shard: WorkShard) -> bool {
+        self.1.sweeps(shard)
+    }
+
+    async fn check(&self, (conversation, file): Dropped) -> Result<FileUse, Error> {
+        let asked = CheckFile { file };
+        self.1.ask(conversation, UserId::gateway(), asked).await
+    }
+
+    async fn inspect(&self, file: AttachmentId, facts: &FileFacts) {
+        inspect::again(&self.0, file, facts, Patience::Leaves).await;
+    }
+}
+
+async fn erase_dropped(place: &impl Erasing, mut waiting: mpsc::Receiver<Dropped>) {
     let mut second: VecDeque<(Instant, Dropped)> = VecDeque::new();
     loop {
         let next = second.front().map(|(at, _)| *at);
         let due = wait_until(next);
         tokio::select! {
-            dropped = waiting.recv(), if second.len() < WAITING_MAX => {
-                let Some(dropped) = dropped else { return };
-                if check(router, dropped).await == FileUse::Unused {
-                    second.push_back((Instant::now() + BETWEEN_CHECKS, dropped));
-                }
-            }
+            biased;
             () = due => {
                 if let Some((_, dropped)) = second.pop_front() {
-                    erase_if_unused(files, router, dropped).await;
+                    erase_if_unused(place, dropped).await;
+                }
+            }
+            dropped = waiting.recv(), if second.len() < WAITING_MAX => {
+                let Some(dropped) = dropped else { return };
+                if check(place, dropped).await == FileUse::Unused {
+                    second.push_back((Instant::now() + BETWEEN_CHECKS, dropped));
                 }
             }
         }
     }
 }
 
-async fn keep_sweeping(files: &Arc<Files>, router: &Router) {
-    loop {
+async fn keep_sweeping(place: &impl Erasing) {
+    // Gateways that start again and again do not begin with the same partition.
+    let begin = clock::minute() as usize;
+    for number in 0.. {
         sleep(SWEEP_EVERY).await;
-        sweep(files, router).await;
+        sweep(place, begin + number).await;
     }
 }
 
-/// Asks the owner whether a file is unused. If it is, no later message may have it.
-async fn check(router: &Router, (conversation, file): Dropped) -> FileUse {
-    let asked = CheckFile { file };
-    match router.ask(conversation, UserId::gateway(), asked).await {
+/// The same. An error counts as busy (rule [busy-later]).
+async fn check(place: &impl Erasing, dropped: Dropped) -> FileUse {
+    match place.check(dropped).await {
         Ok(found) => found,
         Err(error) => {
+            let (_, file) = dropped;
             crate::seldom::seldom!(WARN, "could not find out whether a file is unused; a sweep tries again", %file, %error);
             FileUse::Busy
         }
@@ -106,21 +160,17 @@ async fn check(router: &Router, (conversation, file): Dropped) -> FileUse {
 }
 
 /// Erases a file if it is still unused at the second check (rule [erase-twice]).
-async fn erase_if_unused(files: &Files, router: &Router, dropped: Dropped) {
+async fn erase_if_unused(place: &impl Erasing, dropped: Dropped) {
     let (_, file) = dropped;
-    if check(router, dropped).await != FileUse::Unused {
+    if check(place, dropped).await != FileUse::Unused {
         return;
     }
-    let erased = {
-        let _place = files.finishing.acquire().await;
-        erase_unused(files, file).await
-    };
-    if let Err(error) = erased {
+    if let Err(error) = erase_unused(place, file).await {
         crate::seldom::seldom!(ERROR, "could not erase a file; a sweep tries again", %file, %error);
         return;
     }
     // Rule [bytes-first].
-    match files.store.forget_file(file).await {
+    match place.store().forget_file(file).await {
         Ok(()) => counter!("chat_files_erased_total").increment(1),
         Err(error) => {
             crate::seldom::seldom!(WARN, "could not record that a file is erased; a sweep tries again", %file, %error);
@@ -129,51 +179,52 @@ async fn erase_if_unused(files: &Files, router: &Router, dropped: Dropped) {
 }
 
 /// Removes the bytes of a file that no message has.
-async fn erase_unused(files: &Files, file: AttachmentId) -> io::Result<()> {
-    let row = files.row(file).await.map_err(io::Error::other)?;
+async fn erase_unused(place: &impl Erasing, file: AttachmentId) -> io::Result<()> {
+    let row = place.store().file(file).await.map_err(io::Error::other)?;
     let Some(row) = row else {
-        return files.storage.erase(file, None).await;
+        return place.bytes().erase(file, None).await;
     };
     // Else its bytes would stay, and nobody would look for them any more.
-    if row.facts.upload.is_some() != files.storage.bucket().is_some() {
+    if row.facts.upload.is_some() != place.bytes().is_bucket() {
         let text = "its bytes are in another storage: attachments.store was changed";
         return Err(io::Error::other(text));
     }
-    files.erase_bytes(file, row.facts.upload.as_deref()).await
+    let upload = row.facts.upload.as_deref();
+    erase_bytes(place.store(), place.bytes(), file, upload).await
 }
 
 /// Looks at the files that were created or dropped on earlier days, or long enough ago, and erases those that no message
-/// has.
-async fn sweep(files: &Arc<Files>, router: &Router) {
-    if let Err(error) = files.storage.remove_old_uploads(INCOMING_MAX).await {
+/// has. Each sweep has a number.
+async fn sweep(place: &impl Erasing, number: usize) {
+    if let Err(error) = place.bytes().remove_old_uploads(INCOMING_MAX).await {
         tracing::warn!(%error, "could not look for old uploads");
     }
-    let mut shards = match files.store.work_shards().await {
+    let mut shards = match place.store().work_shards().await {
         Ok(shards) => shards,
         Err(error) => return tracing::warn!(%error, "could not list the files to sweep"),
     };
     if !shards.is_empty() {
         // So that the files of no shard are always the last.
-        let first = rand::random_range(0..shards.len());
+        let first = number % shards.len();
         shards.rotate_left(first);
     }
     let mut to_inspect = Vec::new();
     for shard in shards {
-        if !router.sweeps(shard) {
+        if !place.sweeps(shard) {
             continue;
         }
         let swept = async {
             // Nothing is written to it any more, also if a write began just before midnight.
             let is_over = shard.day + 1 < clock::today();
-            let left = sweep_shard(files, router, (shard, is_over), &mut to_inspect).await?;
+            let left = sweep_shard(place, (shard, is_over), &mut to_inspect).await?;
             if is_over {
                 // What is left is the work of another day, so that no partition is swept for ever.
                 for file in left {
-                    files.store.add_work(clock::today(), file).await?;
+                    place.store().add_work(clock::today(), file).await?;
                 }
-                files.store.finish_work(shard).await?;
+                place.store().finish_work(shard).await?;
             }
-            crate::store::Result::Ok(())
+            store::Result::Ok(())
         };
         if let Err(error) = swept.await {
             tracing::warn!(%error, "could not sweep files; trying again");
@@ -182,7 +233,7 @@ async fn sweep(files: &Arc<Files>, router: &Router) {
     // After all that is erased, because a scanner may take minutes.
     stream::iter(to_inspect)
         .for_each_concurrent(INSPECTIONS_MAX, async |(file, facts)| {
-            inspect::again(files, file, &facts, Patience::Leaves).await;
+            place.inspect(file, &facts).await;
         })
         .await;
 }
@@ -205,15 +256,15 @@ enum Next {
 
 /// Decides what a sweep does with a file.
 async fn next(
-    files: &Files,
+    place: &impl Erasing,
     file: AttachmentId,
     row: &FileRow,
     is_over: bool,
-) -> crate::store::Result<Next> {
+) -> store::Result<Next> {
     let age = clock::wall().saturating_sub(row.facts.created_at);
-    let is_old = age >= files.settings.orphan_ms();
+    let is_old = age >= place.orphan_ms();
     Ok(match row.state {
-        FileState::Erased if is_over && files.storage.bucket().is_some() => Next::EraseAgain,
+        FileState::Erased if is_over && place.bytes().is_bucket() => Next::EraseAgain,
         FileState::Erased => Next::Done,
         // Its uploader can ask for a day why it is not there.
         FileState::Blocked if is_old => Next::Forget,
@@ -222,7 +273,7 @@ async fn next(
         FileState::Erasing => Next::Check,
         FileState::Pending | FileState::Scanning | FileState::Ready if is_old => Next::Check,
         FileState::Ready => {
-            let references = files.store.references(file).await?;
+            let references = place.store().references(file).await?;
             // A message dropped it, and nobody erased it then.
             if references.iter().any(|reference| !reference.on) {
                 Next::Check
@@ -232,8 +283,8 @@ async fn next(
         }
         FileState::Scanning => Next::Inspect,
         // Its uploader says when it is complete. Asking a bucket for each would take too long.
-        FileState::Pending if files.storage.bucket().is_some() => Next::Later,
-        FileState::Pending => match files.storage.received(file, &row.facts).await {
+        FileState::Pending if place.bytes().is_bucket() => Next::Later,
+        FileState::Pending => match place.bytes().received(file, &row.facts).await {
             Ok(received) if received.is_none_or(|bytes| bytes == row.facts.size) => Next::Inspect,
             _ => Next::Later,
         },
@@ -242,22 +293,21 @@ async fn next(
 
 /// Sweeps one partition. Returns the files with which something is left to do.
 async fn sweep_shard(
-    files: &Arc<Files>,
-    router: &Router,
+    place: &impl Erasing,
     (shard, is_over): (WorkShard, bool),
     to_inspect: &mut Vec<(AttachmentId, FileFacts)>,
-) -> crate::store::Result<Vec<AttachmentId>> {
+) -> store::Result<Vec<AttachmentId>> {
     let (mut after, mut left) = (None, Vec::new());
     loop {
-        let page = files.store.work(shard, after, PAGE).await?;
+        let page = place.store().work(shard, after, PAGE).await?;
         let Some(last) = page.last() else {
             return Ok(left);
         };
         after = Some(*last);
         let mut unused = Vec::new();
-        for (file, row) in files.store.files(&page).await? {
+        for (file, row) in place.store().files(&page).await? {
             let dropped = (row.facts.conversation, file);
-            match next(files, file, &row, is_over).await? {
+            match next(place, file, &row, is_over).await? {
                 Next::Done => {}
                 Next::Later => left.push(file),
                 Next::Inspect => {
@@ -267,18 +317,18 @@ async fn sweep_shard(
                     left.push(file);
                 }
                 Next::Forget => {
-                    files.store.forget_file(file).await?;
+                    place.store().forget_file(file).await?;
                     left.push(file);
                 }
                 // Rule [erase-again].
                 Next::EraseAgain => {
                     let upload = row.facts.upload.as_deref();
-                    if let Err(error) = files.storage.erase(file, upload).await {
+                    if let Err(error) = place.bytes().erase(file, upload).await {
                         crate::seldom::seldom!(ERROR, "could not erase a file again; a sweep tries again", %file, %error);
                         left.push(file);
                     }
                 }
-                Next::Check => match check(router, dropped).await {
+                Next::Check => match check(place, dropped).await {
                     FileUse::Unused => unused.push(dropped),
                     FileUse::Used => {}
                     // Rule [busy-later].
@@ -291,15 +341,15 @@ async fn sweep_shard(
         }
         sleep(BETWEEN_CHECKS).await;
         for dropped in unused {
-            erase_if_unused(files, router, dropped).await;
-            if !is_erased(files, dropped.1).await? {
+            erase_if_unused(place, dropped).await;
+            if !is_erased(place, dropped.1).await? {
                 left.push(dropped.1);
             }
         }
     }
 }
 
-async fn is_erased(files: &Files, file: AttachmentId) -> crate::store::Result<bool> {
-    let row = files.row(file).await?;
+async fn is_erased(place: &impl Erasing, file: AttachmentId) -> store::Result<bool> {
+    let row = place.store().file(file).await?;
     Ok(row.is_none_or(|row| row.state == FileState::Erased))
 }

@@ -6,7 +6,12 @@ use axum::response::Response;
 use metrics::counter;
 use tokio::io::AsyncRead;
 
-use super::{Files, storage::Storage, store_failed, turns::Patience};
+use super::{
+    Files,
+    storage::{Storage, erase_bytes},
+    store_failed,
+    turns::Patience,
+};
 use crate::{
     files::{NotScanned, Object, Variant, Verdict},
     model::{AttachmentId, FileFacts, FileNotice, FileState, limits::FILES_LATER_MAX},
@@ -70,8 +75,9 @@ pub(super) async fn scan(
 }
 
 async fn erase(files: &Files, file: AttachmentId, facts: &FileFacts) -> Result<(), Response> {
-    let erased = files.erase_bytes(file, facts.upload.as_deref()).await;
-    erased.map_err(|error| files.storage.failed(&error))
+    let upload = facts.upload.as_deref();
+    let erased = erase_bytes(&*files.store, &files.storage, file, upload);
+    erased.await.map_err(|error| files.storage.failed(&error))
 }
 
 impl Files {

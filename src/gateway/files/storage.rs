@@ -2,6 +2,7 @@
 
 use std::{io, sync::Arc, time::Duration};
 
+use async_trait::async_trait;
 use axum::response::Response;
 
 use super::{Files, disk_failed, storage_failed};
@@ -9,11 +10,28 @@ use crate::{
     clock, config,
     files::{Bucket, Directory, missing},
     model::{AttachmentId, FileFacts},
+    store::Store,
 };
 
 pub(super) enum Storage {
     Directory(Arc<Directory>),
     Bucket(Arc<Bucket>),
+}
+
+/// The bytes of files, as erasing sees them.
+#[async_trait]
+pub trait FileBytes: Send + Sync {
+    /// Whether they are in a bucket, where writes may arrive late.
+    fn is_bucket(&self) -> bool;
+
+    /// Returns the bytes of an upload that have come. `None` if there is no such upload: it is complete, or was given up.
+    async fn received(&self, id: AttachmentId, facts: &FileFacts) -> io::Result<Option<u64>>;
+
+    /// Removes all bytes of a file, complete or not. It may be repeated.
+    async fn erase(&self, id: AttachmentId, upload: Option<&str>) -> io::Result<()>;
+
+    /// Removes uploads to which nothing was written for so long. In a bucket its lifecycle rule does that.
+    async fn remove_old_uploads(&self, age: Duration) -> io::Result<()>;
 }
 
 impl Storage {
@@ -61,13 +79,15 @@ impl Storage {
             Self::Bucket(bucket) => bucket.begin(id).await.map(Some),
         }
     }
+}
 
-    /// Returns the bytes of an upload that have come. `None` if there is no such upload: it is complete, or was given up.
-    pub(super) async fn received(
-        &self,
-        id: AttachmentId,
-        facts: &FileFacts,
-    ) -> io::Result<Option<u64>> {
+#[async_trait]
+impl FileBytes for Storage {
+    fn is_bucket(&self) -> bool {
+        self.bucket().is_some()
+    }
+
+    async fn received(&self, id: AttachmentId, facts: &FileFacts) -> io::Result<Option<u64>> {
         match (self, &facts.upload) {
             (Self::Directory(directory), _) => directory.received(id).await,
             (Self::Bucket(_), None) => Ok(None),
@@ -81,16 +101,14 @@ impl Storage {
         }
     }
 
-    /// Removes all bytes of a file, complete or not. It may be repeated.
-    pub(super) async fn erase(&self, id: AttachmentId, upload: Option<&str>) -> io::Result<()> {
+    async fn erase(&self, id: AttachmentId, upload: Option<&str>) -> io::Result<()> {
         match self {
             Self::Directory(directory) => directory.erase(id).await,
             Self::Bucket(bucket) => bucket.erase(id, upload).await,
         }
     }
 
-    /// Removes uploads to which nothing was written for so long. In a bucket its lifecycle rule does that.
-    pub(super) async fn remove_old_uploads(&self, age: Duration) -> io::Result<()> {
+    async fn remove_old_uploads(&self, age: Duration) -> io::Result<()> {
         match self {
             Self::Directory(directory) => directory.remove_old_uploads(age).await,
             Self::Bucket(_) => Ok(()),
@@ -98,18 +116,37 @@ impl Storage {
     }
 }
 
-impl Files {
-    /// Removes the bytes of a file, whose upload to a bucket has this id.
-    pub(super) async fn erase_bytes(
-        &self,
-        file: AttachmentId,
-        upload: Option<&str>,
-    ) -> io::Result<()> {
-        if self.storage.bucket().is_some() {
-            // Rule [erase-again]: what arrives late is removed by the sweep of this day.
-            let work = self.store.add_work(clock::today(), file);
-            work.await.map_err(io::Error::other)?;
-        }
-        self.storage.erase(file, upload).await
+#[async_trait]
+impl FileBytes for Files {
+    fn is_bucket(&self) -> bool {
+        self.storage.is_bucket()
     }
+
+    async fn received(&self, id: AttachmentId, facts: &FileFacts) -> io::Result<Option<u64>> {
+        self.storage.received(id, facts).await
+    }
+
+    async fn erase(&self, id: AttachmentId, upload: Option<&str>) -> io::Result<()> {
+        let _place = self.finishing.acquire().await;
+        self.storage.erase(id, upload).await
+    }
+
+    async fn remove_old_uploads(&self, age: Duration) -> io::Result<()> {
+        self.storage.remove_old_uploads(age).await
+    }
+}
+
+/// Removes the bytes of a file, whose upload to a bucket has this id.
+pub(super) async fn erase_bytes(
+    store: &dyn Store,
+    bytes: &dyn FileBytes,
+    file: AttachmentId,
+    upload: Option<&str>,
+) -> io::Result<()> {
+    if bytes.is_bucket() {
+        // Rule [erase-again]: what arrives late is removed by the sweep of this day.
+        let work = store.add_work(clock::today(), file);
+        work.await.map_err(io::Error::other)?;
+    }
+    bytes.erase(file, upload).await
 }

@@ -14,8 +14,13 @@ use serde::{Deserialize, Serialize};
 use tokio::time::Duration;
 
 use super::{
-    Files, disk_failed, inspect, no_such_file, parts, places::NoPlace, refused_by,
-    rights::check_participant, storage::Storage, store_failed, turns::Patience,
+    Files, disk_failed, inspect, no_such_file, parts,
+    places::NoPlace,
+    refused_by,
+    rights::check_participant,
+    storage::{FileBytes as _, Storage},
+    store_failed,
+    turns::Patience,
 };
 use crate::{
     chat::GetDetails,
@@ -230,10 +235,6 @@ async fn may_begin(
         return Err(refused(ErrorCode::BadRequest, format!("alt {wrong}")));
     }
     check_rate(files, user)?;
-    if !gateway.router.has_files() {
-        let text = "not before all gateways are upgraded";
-        return Err(refused(ErrorCode::Unavailable, text));
-    }
     let details = gateway
         .router
         .ask(asked.conversation, user.clone(), GetDetails)
@@ -246,7 +247,7 @@ async fn may_begin(
     // Each upload has rows and a file, however small it is.
     let bytes = asked.size.max(UPLOAD_COST_MIN);
     let limits = files.settings.upload_limits();
-    let begun = gateway.router.begin_upload(user, bytes, limits).await;
+    let begun = gateway.users.begin_upload(user, bytes, limits).await;
     match begun.map_err(|error| refused_by(&error))? {
         UploadBegun::Counted => Ok(()),
         UploadBegun::TooOften => Err(too_many("uploads in a minute")),

@@ -11,8 +11,8 @@ use crate::{
         text,
     },
     protocol::{
-        Answer, Changes, ChangesRequest, Delete, Edit, Item, Okay, Reaction, ReactionsRequest,
-        ReactorItem,
+        Answer, Changes, ChangesRequest, Delete, Edit, Item, Okay, Reaction, ReactionsPage,
+        ReactionsRequest, ReactorItem,
     },
 };
 
@@ -94,10 +94,10 @@ pub(super) async fn reactions(
         emoji: r.emoji,
         at: r.at,
     };
-    Ok(Answer::Reactions {
+    Ok(Answer::Reactions(ReactionsPage {
         items: page.items.into_iter().map(item).collect(),
         next: page.next,
-    })
+    }))
 }
 
 pub(super) async fn changes(

@@ -53,18 +53,18 @@ async fn set(gateway: &Gateway, user: UserId, r: DeviceSet) -> Result<Answer, Er
         let checked = push.check_device(&device);
         checked.map_err(|invalid| Error::Invalid(invalid.to_string()))?;
     }
-    gateway.router.set_device(&user, device).await?;
+    gateway.users.set_device(&user, device).await?;
     Ok(Answer::Ok(Okay::default()))
 }
 
 async fn remove(gateway: &Gateway, user: UserId, r: NamedDevice) -> Result<Answer, Error> {
     checked_id(&r.device)?;
-    gateway.router.remove_device(&user, r.device).await?;
+    gateway.users.remove_device(&user, r.device).await?;
     Ok(Answer::Ok(Okay::default()))
 }
 
 async fn list(gateway: &Gateway, user: UserId) -> Result<Answer, Error> {
-    let items = gateway.router.devices(&user).await?;
+    let items = gateway.users.devices(&user).await?;
     let push = gateway.push.as_ref();
     let web_key = push.and_then(|push| push.web_key()).map(Into::into);
     Ok(Answer::Devices(DeviceList { items, web_key }))
@@ -82,8 +82,8 @@ async fn set_settings(gateway: &Gateway, user: UserId, r: SettingsSet) -> Result
         muted_until: r.muted_until,
         push: r.push.map(Switch::is_on),
     };
-    let router = &gateway.router;
-    let settings = router.set_settings(&user, r.conversation, change).await?;
+    let users = &gateway.users;
+    let settings = users.set_settings(&user, r.conversation, change).await?;
     Ok(Answer::Ok(Okay {
         version: Some(settings.version),
         ..Okay::default()

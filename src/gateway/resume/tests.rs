@@ -5,19 +5,12 @@ use uuid::Uuid;
 
 use super::*;
 use crate::{
-    auth::Tokens,
-    chat::{Conversations, Creation, DeleteMessages, EditMessage, React},
-    cluster::{Cluster, MembershipAgent},
+    chat::{Creation, DeleteMessages, EditMessage, React},
     config::Config,
-    fanout::Hub,
-    gateway::requests,
+    gateway::{fixture, requests},
     model::{ClientId, Content, Draft, EditedContent, Posting, SessionId, UserId},
     protocol::{ChangedEvent, Codec, Message, Request, Send},
-    store::{
-        Store,
-        simulated::{Faults, Simulated},
-    },
-    tasks::Tasks,
+    store::simulated::{Faults, Simulated},
 };
 
 /// Faults with which no read is answered.
@@ -44,37 +37,7 @@ impl Fixture {
         config.auth.development = true;
         config.store.embedded.path = keys.path().into();
         let simulated = Arc::new(Simulated::new(1, Faults::NONE));
-        let store: Arc<dyn Store> = simulated.clone();
-        let tasks = Tasks::default();
-        let members = Arc::new(MembershipAgent::alone(store.clone()).await.unwrap());
-        let hub = Arc::new(Hub::new(tasks.clone()));
-        let cluster = Cluster::new(
-            &members,
-            &store,
-            &hub,
-            None,
-            config.conversations().operation_timeout,
-            config.memory(),
-            &tasks,
-            |publish, inbox, lease| {
-                let (me, store) = (members.me(), store.clone());
-                let mut settings = config.conversations();
-                settings.level = members.level();
-                Conversations::new(me, store, publish, inbox, lease, settings, tasks.clone())
-            },
-        );
-        let kept = members.clone();
-        tasks.spawn_until_drained(async move { kept.keep().await });
-        let tokens = Tokens::new(&config).unwrap();
-        let gateway = Gateway::new(
-            &config,
-            cluster.router.clone(),
-            hub,
-            tokens,
-            tasks,
-            (None, crate::gateway::Eraser::new().0),
-            None,
-        );
+        let gateway = fixture::gateway(&config, simulated.clone()).await;
         let outbox_bytes = gateway.limits.outbox_bytes;
         let bob = Subscriber::new(SessionId(1), user("bob"), Codec::Json, outbox_bytes);
         Self {
@@ -222,7 +185,7 @@ async fn more_than_may_be_pushed_is_not_read() {
     let channel = fixture.conversation(Kind::Channel, 502, 1).await;
     let channels = [place(channel, Kind::Channel, None)];
     let bob = &fixture.bob;
-    follow_channels(&fixture.gateway, bob, &channels).await;
+    subscribe_own_channels(&fixture.gateway, bob, &channels).await;
     let resync = |event: Option<Event>| match event {
         Some(Event::Resync { head, .. }) => head,
         other => panic!("{other:?}"),
@@ -260,7 +223,7 @@ async fn what_changed_follows_the_missed_messages() {
     fixture.change(channel).await;
     let bob = &fixture.bob;
     let channel = place(channel, Kind::Channel, None);
-    follow_channels(&fixture.gateway, bob, std::slice::from_ref(&channel)).await;
+    subscribe_own_channels(&fixture.gateway, bob, std::slice::from_ref(&channel)).await;
     let group = InboxRef {
         rev: 3,
         ..place(group, Kind::Group, Some(6))
@@ -280,21 +243,26 @@ async fn what_changed_follows_the_missed_messages() {
     }
 }
 
-/// The position of a channel that is followed here is known without a question to its owner, and moves with the channel.
+/// The position of a channel that comes here is known without a question to its owner, and moves with the channel.
 #[tokio::test(start_paused = true)]
-async fn a_followed_channel_is_where_its_owner_says() {
+async fn a_channel_that_comes_here_is_where_its_owner_says() {
     let fixture = Fixture::new().await;
     let channel = fixture.conversation(Kind::Channel, 6, 7).await;
     let place = place(channel, Kind::Channel, None);
     let places = std::slice::from_ref(&place);
-    follow_channels(&fixture.gateway, &fixture.bob, places).await;
-    let router = &fixture.gateway.router;
-    let position = || router.positions(vec![channel]).get(&channel).copied();
+    subscribe_own_channels(&fixture.gateway, &fixture.bob, places).await;
+    let Gateway {
+        router,
+        users,
+        channels,
+        ..
+    } = &fixture.gateway;
+    let position = || channels.positions(vec![channel]).get(&channel).copied();
     assert_eq!(position(), None, "nobody has asked the owner yet");
-    router.inbox(&user("bob"), None, 50).await.unwrap();
+    users.inbox(&user("bob"), None, 50).await.unwrap();
     assert_eq!(position(), Some(Cursor(6, 0)));
     fixture.change(channel).await;
-    router.inbox(&user("bob"), None, 50).await.unwrap();
+    users.inbox(&user("bob"), None, 50).await.unwrap();
     assert_eq!(position(), Some(Cursor(6, 3)));
     let (pages, events) = fixture.missed_after(place.clone(), Cursor(6, 3)).await;
     assert!(pages.is_empty() && events.is_empty(), "nothing is missing");

@@ -50,7 +50,7 @@ pub(super) struct Registered {
 impl Drop for Registered {
     fn drop(&mut self) {
         self.subscriber.outbox.close(CloseCode::GoingAway);
-        self.gateway.router.leave(&self.subscriber);
+        self.gateway.users.leave(&self.subscriber);
     }
 }
 
@@ -106,7 +106,7 @@ impl Session {
         accepted: &Accepted,
         subscriber: &Arc<Subscriber>,
     ) -> Result<(), End> {
-        match self.gateway.clone().router.register(subscriber).await {
+        match self.gateway.clone().users.register(subscriber).await {
             Ok(places) => self.begin(accepted, subscriber, places).await,
             Err(error) => {
                 tracing::debug!(session = %self.id, %error, "refused a session because its inbox could not be read");
@@ -254,7 +254,7 @@ impl Session {
         let gateway = self.gateway.clone();
         let identity = &accepted.identity;
         tracing::debug!(session = %self.id, user = %identity.user, device = accepted.device, "connected");
-        resume::follow_channels(&gateway, subscriber, &places).await;
+        resume::subscribe_own_channels(&gateway, subscriber, &places).await;
         let connected = Connected {
             user: identity.user.clone(),
             session: self.id.to_string(),

@@ -176,7 +176,7 @@ impl Statements {
             unset(reply_to),
             CqlTimestamp(entry.at),
             big(*settled),
-            unset(entry.texts.map(big)),
+            big(entry.texts),
             settle_end(*end),
         ));
         Unit::one(&self.insert_message, values, bytes)
@@ -335,7 +335,7 @@ pub(super) struct MessageColumns {
     attachments: Option<String>,
     reply_to: Option<i64>,
     at: Option<CqlTimestamp>,
-    committed: Option<i64>,
+    settled: Option<i64>,
     texts: Option<i64>,
     settle_end: Option<i64>,
     content_state: Option<String>,
@@ -371,7 +371,8 @@ impl MessageColumns {
             kind: Some(kind),
             body: Some(body),
             at: Some(at),
-            committed: Some(committed),
+            settled: Some(settled),
+            texts: Some(texts),
             ..
         } = self
         else {
@@ -397,12 +398,12 @@ impl MessageColumns {
             sender: user(operation, &sender)?,
             at: at.0,
             content,
-            texts: self.texts.map(unsigned),
+            texts: unsigned(texts),
         });
         Ok(Some(LogRow {
             record: entry,
             epoch: unsigned(self.epoch),
-            settled: unsigned(committed),
+            settled: unsigned(settled),
             settle_end: self.settle_end.map_or(0, unsigned),
         }))
     }

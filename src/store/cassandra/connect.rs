@@ -87,6 +87,9 @@ pub async fn connect(settings: &Settings) -> Result<(Session, Settings)> {
         .schema_agreement_interval(AGREED_EVERY)
         // `schema::apply` refreshes the metadata once, when all tables exist.
         .refresh_metadata_on_auto_schema_agreement(false)
+        // Where the copies of this keyspace are is all that the driver needs to know. Others may have thousands of tables.
+        .keyspaces_to_fetch([&settings.keyspace.name])
+        .fetch_full_schema_metadata(false)
         .default_execution_profile_handle(transactions.clone());
     if let Some((user, password)) = &settings.user {
         builder = builder.user(user, password);

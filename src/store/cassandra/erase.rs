@@ -34,7 +34,7 @@ const PARTITIONS_AT_ONCE: usize = 8;
 
 /// A place with a text to erase.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
-enum Place {
+enum Target {
     /// All rows at the seq, and the state of the entry.
     Entry(Seq),
     /// The rows at the seq that have this sender and this client id.
@@ -43,7 +43,7 @@ enum Place {
     Edit(Rev),
 }
 
-impl Place {
+impl Target {
     fn position(&self) -> u64 {
         match self {
             Self::Entry(at) | Self::Copy(at, ..) | Self::Edit(at) => *at,
@@ -77,15 +77,15 @@ struct ErasureColumns {
 }
 
 impl ErasureColumns {
-    fn place(&self) -> Result<Place> {
+    fn target(&self) -> Result<Target> {
         let at = unsigned(self.position);
         match self.place.as_str() {
-            "entry" => Ok(Place::Entry(at)),
+            "entry" => Ok(Target::Entry(at)),
             "copy" => {
                 let sender = user(OPERATION, &self.sender)?;
-                Ok(Place::Copy(at, sender, ClientId(self.client_id)))
+                Ok(Target::Copy(at, sender, ClientId(self.client_id)))
             }
-            "edit" => Ok(Place::Edit(at)),
+            "edit" => Ok(Target::Edit(at)),
             other => Err(corrupt(OPERATION, format!("unknown place {other:?}"))),
         }
     }
@@ -106,12 +106,12 @@ impl Statements {
         Unit::one(&self.erase_message, values, STATEMENT_BYTES)
     }
 
-    fn record(&self, conversation: ConversationId, day: i32, place: &Place) -> Unit {
-        let position = place.position();
-        let (name, sender, client_id) = match place {
-            Place::Entry(_) => ("entry", String::new(), Uuid::nil()),
-            Place::Copy(_, sender, id) => ("copy", sender.as_str().to_owned(), id.0),
-            Place::Edit(_) => ("edit", String::new(), Uuid::nil()),
+    fn record(&self, conversation: ConversationId, day: i32, target: &Target) -> Unit {
+        let position = target.position();
+        let (name, sender, client_id) = match target {
+            Target::Entry(_) => ("entry", String::new(), Uuid::nil()),
+            Target::Copy(_, sender, id) => ("copy", sender.as_str().to_owned(), id.0),
+            Target::Edit(_) => ("edit", String::new(), Uuid::nil()),
         };
         let values = Box::new((
             day,
@@ -134,21 +134,21 @@ impl Cassandra {
         erasures: &[Erasure],
     ) -> Result<()> {
         let found = stream::iter(erasures.to_vec());
-        let found = found.map(|erasure| self.places(conversation, erasure));
+        let found = found.map(|erasure| self.targets(conversation, erasure));
         let mut found = found.buffer_unordered(PLACES_AT_ONCE);
-        let mut places = BTreeSet::new();
+        let mut targets = BTreeSet::new();
         while let Some(some) = found.try_next().await? {
-            places.extend(some);
+            targets.extend(some);
         }
         let day = today();
-        let record = |place| self.statements.record(conversation, day, place);
-        let records = places.iter().map(record).collect();
+        let record = |target| self.statements.record(conversation, day, target);
+        let records = targets.iter().map(record).collect();
         self.batches.write(OPERATION, records).await?;
-        let erasing = places.into_iter().map(|place| (conversation, place));
-        self.erase_places(erasing.collect()).await
+        let erasing = targets.into_iter().map(|target| (conversation, target));
+        self.erase_targets(erasing.collect()).await
     }
 
-    async fn places(&self, conversation: ConversationId, erasure: Erasure) -> Result<Vec<Place>> {
+    async fn targets(&self, conversation: ConversationId, erasure: Erasure) -> Result<Vec<Target>> {
         let Erasure {
             seq,
             sender,
@@ -158,22 +158,22 @@ impl Cassandra {
         let copies = self.sends(conversation, &sender, client_id).await?;
         let copies = copies.into_iter().map(|send| send.seq);
         let copies = copies.filter(|copy| *copy != seq);
-        let mut places = vec![Place::Entry(seq)];
-        places.extend(copies.map(|copy| Place::Copy(copy, sender.clone(), client_id)));
-        places.extend(edits.into_iter().map(Place::Edit));
-        Ok(places)
+        let mut targets = vec![Target::Entry(seq)];
+        targets.extend(copies.map(|copy| Target::Copy(copy, sender.clone(), client_id)));
+        targets.extend(edits.into_iter().map(Target::Edit));
+        Ok(targets)
     }
 
-    async fn erase_places(&self, places: Vec<(ConversationId, Place)>) -> Result<()> {
-        let erased = stream::iter(places).map(|(id, place)| self.erase_place(id, place));
+    async fn erase_targets(&self, targets: Vec<(ConversationId, Target)>) -> Result<()> {
+        let erased = stream::iter(targets).map(|(id, target)| self.erase_target(id, target));
         let erased = erased.buffer_unordered(PLACES_AT_ONCE);
         erased.try_collect().await
     }
 
-    async fn erase_place(&self, id: ConversationId, place: Place) -> Result<()> {
+    async fn erase_target(&self, id: ConversationId, target: Target) -> Result<()> {
         let s = &self.statements;
         let mut unit = Unit::default();
-        if let Place::Edit(rev) = place {
+        if let Target::Edit(rev) = target {
             let values = (id.0, big(bucket_of(rev)), big(rev), big(rev));
             let rows: Vec<ChangeColumns> = self.read(OPERATION, &s.changes, values).await?;
             for row in rows {
@@ -181,13 +181,13 @@ impl Cassandra {
                 unit.extend(row.and_then(|row| s.erase_change(id, &row)));
             }
         } else {
-            let seq = place.position();
+            let seq = target.position();
             let page = self.range(OPERATION, id, seq, seq).await?;
-            let which = |row: &&LogRow| match &place {
-                Place::Copy(_, sender, client_id) => {
+            let which = |row: &&LogRow| match &target {
+                Target::Copy(_, sender, client_id) => {
                     row.record.client_id == *client_id && row.record.sender == *sender
                 }
-                Place::Entry(_) | Place::Edit(_) => true,
+                Target::Entry(_) | Target::Edit(_) => true,
             };
             let texts = page
                 .rows
@@ -197,7 +197,7 @@ impl Cassandra {
             let states = page
                 .states
                 .iter()
-                .filter(|_| matches!(place, Place::Entry(_)));
+                .filter(|_| matches!(target, Target::Entry(_)));
             unit.extend(states.filter_map(|(seq, state)| s.erase_state(id, *seq, state)));
         }
         if unit.statements.is_empty() {
@@ -222,11 +222,11 @@ impl Cassandra {
         for partition in due.into_iter().take(PARTITIONS_AT_ONCE) {
             let rows: Vec<ErasureColumns> =
                 self.read_pages(OPERATION, &s.erasures, partition).await?;
-            let mut places = Vec::with_capacity(rows.len());
+            let mut targets = Vec::with_capacity(rows.len());
             for row in &rows {
-                places.push((ConversationId(row.conversation_id), row.place()?));
+                targets.push((ConversationId(row.conversation_id), row.target()?));
             }
-            self.erase_places(places).await?;
+            self.erase_targets(targets).await?;
             let removed = Unit::one(&s.delete_erasures, Box::new(partition), STATEMENT_BYTES);
             self.batches.write(OPERATION, vec![removed]).await?;
         }

@@ -46,7 +46,8 @@ impl Statements {
 
     /// Returns the units of the references of messages as they were sent.
     pub(super) fn references_of(&self, rows: &[LogRow]) -> impl Iterator<Item = Unit> {
-        let references = rows.iter().flat_map(Reference::of_row);
+        let entries = rows.iter().map(|row| &row.record);
+        let references = entries.flat_map(|entry| Reference::of_entry(entry));
         references.map(|reference| self.reference(reference))
     }
 }

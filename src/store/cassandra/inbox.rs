@@ -2,20 +2,17 @@
 
 use std::sync::Arc;
 
-use scylla::{
-    DeserializeRow,
-    value::{CqlTimestamp, CqlTimeuuid},
-};
+use scylla::DeserializeRow;
 use uuid::Uuid;
 
 use super::{
     batches::Unit,
     changes::deleted_of,
-    columns::{STATEMENT_BYTES, big, from_json, json, name_of, named, unset, unsigned, user},
+    columns::{STATEMENT_BYTES, big, from_json, json, unsigned},
     statements::{Statements, Write},
 };
 use crate::{
-    model::{ConversationId, Last, MessageId, Seq, UserId},
+    model::{ConversationId, Seq, UserId},
     store::{InboxRow, InboxSettings, InboxSummary, InboxWrite, Result},
 };
 
@@ -48,14 +45,11 @@ impl Statements {
         conversation: ConversationId,
         user: &UserId,
         seq: Seq,
-        texts: Option<u64>,
+        texts: u64,
     ) -> Unit {
-        let Some(texts) = texts else {
-            return Self::inbox_mark(&self.set_inbox_read, conversation, user, seq);
-        };
         let name = user.as_str().to_owned();
         let values = Box::new((big(seq), big(seq), big(texts), name, conversation.0));
-        Unit::one(&self.set_inbox_read_texts, values, STATEMENT_BYTES)
+        Unit::one(&self.set_inbox_read, values, STATEMENT_BYTES)
     }
 
     fn inbox_summary(
@@ -65,32 +59,10 @@ impl Statements {
         summary: &InboxSummary,
     ) -> Unit {
         let name = user.as_str().to_owned();
-        if summary.texts.is_some() {
-            let text = json(summary);
-            let bytes = STATEMENT_BYTES + text.len();
-            let values = (summary_timestamp(summary), text, name, conversation.0);
-            return Unit::one(&self.set_inbox_summary, Box::new(values), bytes);
-        }
-        let last = summary.last.as_ref();
-        let bytes = STATEMENT_BYTES
-            + summary.name.as_ref().map_or(0, String::len)
-            + last.map_or(0, |l| l.preview.len());
-        let values = (
-            big(summary.seq),
-            name_of(&summary.kind),
-            unset(summary.name.clone()),
-            big(summary.joined_seq),
-            big(summary.seq),
-            unset(last.map(|l| big(l.seq))),
-            unset(last.map(|l| CqlTimeuuid::from(l.message_id.0))),
-            unset(last.map(|l| CqlTimestamp(l.at))),
-            unset(last.map(|l| l.sender.as_str().to_owned())),
-            unset(last.map(|l| name_of(&l.kind))),
-            unset(last.map(|l| l.preview.clone())),
-            name,
-            conversation.0,
-        );
-        Unit::one(&self.set_inbox_old_summary, Box::new(values), bytes)
+        let text = json(summary);
+        let bytes = STATEMENT_BYTES + text.len();
+        let values = (summary_timestamp(summary), text, name, conversation.0);
+        Unit::one(&self.set_inbox_summary, Box::new(values), bytes)
     }
 
     /// Returns the units for an inbox row and for the participant's watermark.
@@ -127,41 +99,15 @@ impl Statements {
         units.extend(self.marks(id, *kind, user, *read_seq, None));
         units
     }
-
-    /// Returns the unit that empties a preview of level 1, because it may be of an entry that is deleted now. Its
-    /// timestamp is above that of every such preview up to the seq of the new summary, or up to the highest deleted
-    /// seq, late ones included.
-    pub(super) fn clear_old_preview(&self, write: &InboxWrite) -> Option<Unit> {
-        let newest = write.summary.as_ref().filter(|s| s.texts.is_some());
-        let newest = newest.map(|summary| summary.seq);
-        let deleted = write.deleted.as_ref();
-        let deleted = deleted.and_then(|(_, deleted)| deleted.highest.last().copied());
-        let timestamp = big(newest.max(deleted)?.saturating_add(1));
-        let name = write.user.as_str().to_owned();
-        let values = Box::new((timestamp, String::new(), name, write.conversation.0));
-        Some(Unit::one(&self.set_inbox_preview, values, STATEMENT_BYTES))
-    }
 }
 
 #[derive(DeserializeRow)]
 pub(super) struct InboxColumns {
     conversation_id: Uuid,
-    kind: Option<String>,
-    name: Option<String>,
-    joined_seq: Option<i64>,
-    seq: Option<i64>,
-    last_seq: Option<i64>,
-    last_message_id: Option<CqlTimeuuid>,
-    last_at: Option<CqlTimestamp>,
-    last_sender: Option<String>,
-    last_kind: Option<String>,
-    last_preview: Option<String>,
-    read_seq: Option<i64>,
-    left_seq: Option<i64>,
     summary: Option<String>,
+    read_seq: Option<i64>,
     read_texts: Option<i64>,
-    /// The read seq that `read_texts` was written with, which is its timestamp.
-    read_texts_seq: Option<i64>,
+    left_seq: Option<i64>,
     deleted: Option<String>,
     rev: Option<i64>,
     /// 0 if the conversation is not muted.
@@ -172,20 +118,12 @@ pub(super) struct InboxColumns {
 
 impl InboxColumns {
     pub(super) fn row(self, operation: &'static str) -> Result<InboxRow> {
-        let new: Option<InboxSummary> = match &self.summary {
-            Some(text) => Some(from_json(operation, text)?),
-            None => None,
-        };
-        let old = self.old_summary(operation)?;
-        let is_newer =
-            |old: &InboxSummary| new.as_ref().is_none_or(|new| new.version() < old.version());
-        let old = old.filter(is_newer);
-        let texts = self.read_texts.map(unsigned);
+        let summary = self.summary.as_deref();
         Ok(InboxRow {
             conversation: ConversationId(self.conversation_id),
-            summary: old.or(new),
+            summary: summary.map(|text| from_json(operation, text)).transpose()?,
             read_seq: self.read_seq.map_or(0, unsigned),
-            read_texts: texts.filter(|_| self.read_texts_seq == self.read_seq),
+            read_texts: self.read_texts.map_or(0, unsigned),
             left_seq: self.left_seq.map(unsigned),
             deleted: deleted_of(operation, self.deleted.as_deref())?,
             rev: self.rev.map_or(0, unsigned),
@@ -202,43 +140,6 @@ impl InboxColumns {
             },
             _ => InboxSettings::default(),
         }
-    }
-
-    /// Returns the summary that a gateway wrote at level 1.
-    fn old_summary(&self, operation: &'static str) -> Result<Option<InboxSummary>> {
-        let (Some(kind), Some(joined_seq), Some(seq)) = (&self.kind, self.joined_seq, self.seq)
-        else {
-            return Ok(None);
-        };
-        let last = match self {
-            Self {
-                last_seq: Some(seq),
-                last_message_id: Some(message_id),
-                last_at: Some(CqlTimestamp(at)),
-                last_sender: Some(sender),
-                last_kind: Some(kind),
-                last_preview: Some(preview),
-                ..
-            } => Some(Last {
-                seq: unsigned(*seq),
-                message_id: MessageId((*message_id).into()),
-                at: *at,
-                sender: user(operation, sender)?,
-                kind: named(operation, kind)?,
-                preview: preview.clone(),
-                deleted: false,
-            }),
-            _ => None,
-        };
-        Ok(Some(InboxSummary {
-            seq: unsigned(seq),
-            kind: named(operation, kind)?,
-            name: self.name.clone(),
-            joined_seq: unsigned(joined_seq),
-            last,
-            changes: 0,
-            texts: None,
-        }))
     }
 }
 
@@ -257,7 +158,7 @@ mod tests {
             joined_seq: 2,
             last: None,
             changes: 1,
-            texts: Some(7),
+            texts: 7,
         };
         assert_eq!(
             json(&summary),

@@ -376,7 +376,7 @@ impl Cassandra {
 
     /// Whether a proposal with an unknown outcome was made. The serial read completes or rejects transactions in
     /// progress, so the result is final.
-    async fn proposal_made(&self, proposal: Uuid) -> Result<bool> {
+    async fn proposal_made(&self, change: Uuid) -> Result<bool> {
         const OPERATION: &str = "propose_ring";
         let mut statement = self.statements.ring.clone();
         statement.set_consistency(match self.statements.update_ring.get_serial_consistency() {
@@ -384,7 +384,7 @@ impl Cassandra {
             _ => Consistency::LocalSerial,
         });
         let ring: Option<RingColumns> = self.read_one(OPERATION, &statement, ()).await?;
-        Ok(ring.is_some_and(|ring| ring.made_by() == Some(proposal)))
+        Ok(ring.is_some_and(|ring| ring.change == Some(change)))
     }
 
     async fn transaction(

@@ -26,9 +26,7 @@ use super::{
     ring::{RingColumns, level_column, level_of},
     unavailable,
 };
-use crate::model::{
-    ClientId, ConversationId, GatewayId, Kind, LEVEL_STATED, Millis, Rev, Seq, UserId,
-};
+use crate::model::{ClientId, ConversationId, GatewayId, Kind, Millis, Rev, Seq, UserId};
 
 /// Partitions of one listing that are read concurrently.
 const SHARDS_AT_ONCE: usize = 16;
@@ -180,7 +178,6 @@ impl Store for Cassandra {
         units.extend(reactors.flat_map(|row| s.reactor(conversation, kind, row)));
         for write in &applied.inbox {
             units.extend(s.inbox_write(write));
-            units.extend(s.clear_old_preview(write));
         }
         let references = applied.references.iter().copied();
         units.extend(references.flat_map(|reference| s.changed_reference(reference)));
@@ -482,23 +479,14 @@ impl Store for Cassandra {
         let version = big(next.version);
         let level = next.level.max(before.map_or(0, |before| before.level));
         let id = Uuid::new_v4();
-        // Builds without a level cannot read a row without `proposal`.
-        let (proposal, change) = if level < LEVEL_STATED {
-            (Some(id), None)
-        } else {
-            (None, Some(id))
-        };
         let level = level_column(level);
         let proposed = match before {
             None => {
-                let values = (version, members, proposal, change, level);
+                let values = (version, members, id, level);
                 self.transaction(&s.insert_ring, values).await
             }
             Some(before) => {
-                let expected = (big(before.version), level_column(before.level));
-                let values = (
-                    version, members, proposal, change, level, expected.0, expected.1,
-                );
+                let values = (version, members, id, level, big(before.version));
                 self.transaction(&s.update_ring, values).await
             }
         };

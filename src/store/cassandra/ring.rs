@@ -14,20 +14,12 @@ use crate::{
 pub(super) struct RingColumns {
     version: i64,
     members: Option<Vec<Uuid>>,
-    /// The id of the change that made this version, below level 1.
-    proposal: Option<Uuid>,
-    /// The id of the change that made this version, from level 1 on.
-    change: Option<Uuid>,
+    /// The id of the change that made this version.
+    pub change: Option<Uuid>,
     level: Option<i32>,
 }
 
 impl RingColumns {
-    /// Returns the id of the change that made this version. A build without a level leaves a `change` as it is, but it
-    /// can write only below level 1, where `change` is null.
-    pub(super) fn made_by(&self) -> Option<Uuid> {
-        self.change.or(self.proposal)
-    }
-
     pub(super) fn row(self) -> RingRow {
         RingRow {
             version: unsigned(self.version),
@@ -37,9 +29,8 @@ impl RingColumns {
     }
 }
 
-/// Returns the column of a level. Level 0 is null, as in rows of builds that know no level.
-pub(super) fn level_column(level: Level) -> Option<i32> {
-    (level > 0).then(|| i32::try_from(level).unwrap_or(i32::MAX))
+pub(super) fn level_column(level: Level) -> i32 {
+    i32::try_from(level).unwrap_or(i32::MAX)
 }
 
 pub(super) fn level_of(column: Option<i32>) -> Level {

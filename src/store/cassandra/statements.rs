@@ -109,7 +109,7 @@ fn transaction(mut statement: PreparedStatement, profiles: &Profiles) -> Prepare
 
 macro_rules! select_messages {
     () => {
-        "SELECT seq, epoch, message_id, sender, client_id, kind, body, attachments, reply_to, at, committed, texts, \
+        "SELECT seq, epoch, message_id, sender, client_id, kind, body, attachments, reply_to, at, settled, texts, \
          settle_end, content_state, reaction_state FROM messages WHERE conversation_id = ? AND bucket = ?"
     };
 }
@@ -122,7 +122,7 @@ macro_rules! select_changes {
 
 statements! {
     write insert_message: "INSERT INTO messages (conversation_id, bucket, seq, epoch, message_id, sender, client_id, kind, body, \
-        attachments, reply_to, at, committed, texts, settle_end) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) USING TIMESTAMP 0",
+        attachments, reply_to, at, settled, texts, settle_end) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) USING TIMESTAMP 0",
     /// The states of entries are in the same partition, so a page with its states is one read.
     read messages: concat!(select_messages!(), " AND seq >= ? AND seq <= ?"),
     /// All columns of it: read repair copies only those that are read, and a row that it copied in part is no row.
@@ -243,26 +243,18 @@ statements! {
     read participant: "SELECT user_id, role, joined_seq, left_seq, seq, delivered_seq, read_seq FROM participants \
         WHERE conversation_id = ? AND shard = ? AND user_id = ?",
 
-    write set_inbox_old_summary: "UPDATE user_conversations USING TIMESTAMP ? SET kind = ?, name = ?, joined_seq = ?, seq = ?, last_seq = ?, \
-        last_message_id = ?, last_at = ?, last_sender = ?, last_kind = ?, last_preview = ? WHERE user_id = ? AND conversation_id = ?",
     write set_inbox_summary: "UPDATE user_conversations USING TIMESTAMP ? SET summary = ? WHERE user_id = ? AND conversation_id = ?",
-    write set_inbox_preview: "UPDATE user_conversations USING TIMESTAMP ? SET last_preview = ? WHERE user_id = ? AND conversation_id = ?",
-    write set_inbox_read: "UPDATE user_conversations USING TIMESTAMP ? SET read_seq = ? WHERE user_id = ? AND conversation_id = ?",
-    write set_inbox_read_texts: "UPDATE user_conversations USING TIMESTAMP ? SET read_seq = ?, read_texts = ? \
+    write set_inbox_read: "UPDATE user_conversations USING TIMESTAMP ? SET read_seq = ?, read_texts = ? \
         WHERE user_id = ? AND conversation_id = ?",
     write set_inbox_deleted: "UPDATE user_conversations USING TIMESTAMP ? SET deleted = ? WHERE user_id = ? AND conversation_id = ?",
     write set_inbox_rev: "UPDATE user_conversations USING TIMESTAMP ? SET rev = ? WHERE user_id = ? AND conversation_id = ?",
     write set_inbox_left: "UPDATE user_conversations USING TIMESTAMP ? SET left_seq = ? WHERE user_id = ? AND conversation_id = ?",
     write set_inbox_settings: "UPDATE user_conversations USING TIMESTAMP ? SET muted_until = ?, push = ? \
         WHERE user_id = ? AND conversation_id = ?",
-    read inbox: "SELECT conversation_id, kind, name, joined_seq, seq, last_seq, last_message_id, last_at, last_sender, last_kind, \
-        last_preview, read_seq, left_seq, summary, read_texts, WRITETIME(read_texts) AS read_texts_seq, deleted, rev, \
-        muted_until, push, WRITETIME(push) AS settings_version \
+    read inbox: "SELECT conversation_id, summary, read_seq, read_texts, left_seq, deleted, rev, muted_until, push, WRITETIME(push) AS settings_version \
         FROM user_conversations WHERE user_id = ?",
     read inbox_count: "SELECT conversation_id FROM user_conversations WHERE user_id = ? LIMIT ?",
-    read inbox_rows: "SELECT conversation_id, kind, name, joined_seq, seq, last_seq, last_message_id, last_at, last_sender, last_kind, \
-        last_preview, read_seq, left_seq, summary, read_texts, WRITETIME(read_texts) AS read_texts_seq, deleted, rev, \
-        muted_until, push, WRITETIME(push) AS settings_version \
+    read inbox_rows: "SELECT conversation_id, summary, read_seq, read_texts, left_seq, deleted, rev, muted_until, push, WRITETIME(push) AS settings_version \
         FROM user_conversations WHERE user_id = ? AND conversation_id IN ?",
 
     write set_public: "UPDATE public_conversations USING TIMESTAMP ? SET public = ?, kind = ?, name = ?, created_at = ? \
@@ -288,10 +280,9 @@ statements! {
     lease_write set_heartbeat: "UPDATE heartbeats USING TIMESTAMP ? SET address = ?, counter = ?, level = ? WHERE gateway_id = ?",
     lease_read heartbeat: "SELECT address, counter, level FROM heartbeats WHERE gateway_id = ?",
 
-    lease_read ring: "SELECT version, members, proposal, change, level FROM ring WHERE name = 'ring'",
-    transaction insert_ring: "INSERT INTO ring (name, version, members, proposal, change, level) VALUES ('ring', ?, ?, ?, ?, ?) \
+    lease_read ring: "SELECT version, members, change, level FROM ring WHERE name = 'ring'",
+    transaction insert_ring: "INSERT INTO ring (name, version, members, change, level) VALUES ('ring', ?, ?, ?, ?) \
         IF NOT EXISTS",
-    /// The level is compared too: a gateway may know the version from a build that does not send the level.
-    transaction update_ring: "UPDATE ring SET version = ?, members = ?, proposal = ?, change = ?, level = ? WHERE name = 'ring' \
-        IF version = ? AND level = ?",
+    transaction update_ring: "UPDATE ring SET version = ?, members = ?, change = ?, level = ? WHERE name = 'ring' \
+        IF version = ?",
 }

@@ -8,7 +8,7 @@ use super::{
         reactor_key, reactors_key,
     },
     states::{change_cell, change_row, deleted_seqs, deleted_value, state_cells},
-    summaries::{clear_old_summary, inbox_cells},
+    summaries::inbox_cells,
     today,
     values::{corrupt, decode, encode, take_u64},
 };
@@ -143,7 +143,6 @@ pub(super) fn effects(conversation: ConversationId, applied: &AppliedChanges) ->
     }
     for write in &applied.inbox {
         inbox_cells(write, &mut cells);
-        clear_old_summary(write, &mut cells);
     }
     for reference in &applied.references {
         cells.push(reference_cell(*reference));

@@ -151,7 +151,7 @@ mod tests {
                     attachments: Vec::new(),
                     reply_to: None,
                 },
-                texts: None,
+                texts: 0,
             }),
             epoch: 1,
             settled,

@@ -31,8 +31,7 @@ struct StoredFacts(
     u64,
     Option<String>,
     Millis,
-    // Files in a directory have none, and neither have those of earlier builds.
-    #[serde(default, skip_serializing_if = "Option::is_none")] Option<String>, // upload in a bucket
+    Option<String>, // upload in a bucket
 );
 
 #[derive(Serialize, Deserialize)]
@@ -42,8 +41,7 @@ struct StoredResult(
     String,
     Option<(u32, u32)>,
     Option<String>, // media type of the thumbnail
-    // Most files have none, and neither have those of earlier builds.
-    #[serde(default, skip_serializing_if = "Option::is_none")] Option<Metadata>,
+    Option<Metadata>,
 );
 
 fn file_key(file: AttachmentId) -> Key {
@@ -100,7 +98,9 @@ pub(super) fn reference_cell(reference: Reference) -> Cell {
 
 /// Returns the cells of the references of messages.
 pub(super) fn reference_cells(rows: &[LogRow]) -> impl Iterator<Item = Cell> + '_ {
-    rows.iter().flat_map(Reference::of_row).map(reference_cell)
+    rows.iter()
+        .flat_map(|row| Reference::of_entry(&row.record))
+        .map(reference_cell)
 }
 
 fn row(cells: &[Cell]) -> Result<Option<FileRow>> {

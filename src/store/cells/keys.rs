@@ -46,17 +46,15 @@ pub(super) const DELETED: u8 = b'x';
 pub(super) const MEMBERSHIP: u8 = b'm';
 pub(super) const READ: u8 = b'r';
 pub(super) const DELIVERED: u8 = b'd';
-/// A summary of level 1.
-pub(super) const OLD_SUMMARY: u8 = b'f';
-/// A summary with a version.
+/// The summary of an inbox row.
 pub(super) const SUMMARY: u8 = b'g';
 pub(super) const REV: u8 = b'v';
 pub(super) const LEFT: u8 = b'l';
 /// Until when a user muted the conversation, and whether its messages are pushed.
 pub(super) const MUTED: u8 = b'm';
 pub(super) const PUSH: u8 = b'p';
-/// Columns of an inbox row: `OLD_SUMMARY`, `SUMMARY`, `READ`, `LEFT`, `DELETED`, `REV`, `MUTED` and `PUSH`.
-pub(super) const INBOX_COLUMNS: usize = 8;
+/// Columns of an inbox row: `SUMMARY`, `READ`, `LEFT`, `DELETED`, `REV`, `MUTED` and `PUSH`.
+pub(super) const INBOX_COLUMNS: usize = 7;
 
 /// The initial capacity of a key, enough for most users.
 const KEY_BYTES: usize = 80;

@@ -1,13 +1,8 @@
-//! Pins bytes that are stored: those of level 1, which earlier builds must be able to read, and those of consumers.
+//! Pins bytes that are stored.
 
 use std::sync::Arc;
 
-use super::{
-    Cell,
-    states::log_page,
-    summaries::{inbox_cells, inbox_rows},
-    values::log_cells,
-};
+use super::{Cell, states::log_page, values::log_cells};
 use crate::{
     model::{
         Attachment, ClientId, ConsumerName, Content, ConversationId, Cursor, Device, Entry,
@@ -20,35 +15,12 @@ use crate::{
     },
 };
 
-/// The key, the timestamp and the value of a log row, of an inbox row's summary, of its read watermark, of that of the
-/// participant, and of the left seq. A build of level 1 wrote them.
-const LEVEL_1: [&str; 5] = [
-    "6d09090909090909090909090909090909000000000000012c0000000000000005 0 96c41001010101010101010101010101010101c41002020202020202020202020202020202a5616c696365cf0000018bcfe56800cd012a81a17493a568656c6c6f9194ab68747470733a2f2f612f62a162c00703",
-    "69626f62000909090909090909090909090909090966 300 94a567726f7570a47465616d0296cd012cc41001010101010101010101010101010101cf0000018bcfe56800a5616c696365a474657874a568656c6c6f",
-    "69626f62000909090909090909090909090909090972 299 ",
-    "7009090909090909090909090909090909626f620072 299 ",
-    "69626f6200090909090909090909090909090909096c 298 ",
-];
-
 fn hex(cells: &[Cell]) -> Vec<String> {
     let hex = |bytes: &[u8]| bytes.iter().map(|b| format!("{b:02x}")).collect::<String>();
     cells
         .iter()
         .map(|c| format!("{} {} {}", hex(&c.key), c.timestamp, hex(&c.value)))
         .collect()
-}
-
-fn unhex(line: &str) -> Cell {
-    let unhex = |text: &str| -> Vec<u8> {
-        let digits = |at| u8::from_str_radix(&text[at..at + 2], 16).unwrap();
-        (0..text.len()).step_by(2).map(digits).collect()
-    };
-    let parts: Vec<&str> = line.split(' ').collect();
-    Cell {
-        key: unhex(parts[0]),
-        timestamp: parts[1].parse().unwrap(),
-        value: unhex(parts[2]),
-    }
 }
 
 fn id(byte: u8) -> uuid::Uuid {
@@ -74,32 +46,20 @@ fn entry() -> Entry {
             attachments: vec![attachment],
             reply_to: Some(3),
         },
-        texts: None,
+        texts: 7,
     }
 }
 
-fn row() -> LogRow {
-    LogRow {
+#[test]
+fn settled_rows_keep_the_end_of_their_settle() {
+    let settled = LogRow {
         record: Arc::new(entry()),
         epoch: 5,
         settled: 298,
-        settle_end: 0,
-    }
-}
-
-/// Without the number of texts, which comes before the end of the settle.
-#[test]
-fn settled_rows_keep_the_end_of_their_settle() {
-    for texts in [None, Some(7)] {
-        let record = Entry { texts, ..entry() };
-        let settled = LogRow {
-            record: Arc::new(record),
-            settle_end: 310,
-            ..row()
-        };
-        let cells = log_cells(ConversationId(id(9)), std::slice::from_ref(&settled));
-        assert_eq!(log_page("test", &cells[..1]).unwrap().rows, [settled]);
-    }
+        settle_end: 310,
+    };
+    let cells = log_cells(ConversationId(id(9)), std::slice::from_ref(&settled));
+    assert_eq!(log_page("test", &cells[..1]).unwrap().rows, [settled]);
 }
 
 fn write() -> InboxWrite {
@@ -121,7 +81,7 @@ fn write() -> InboxWrite {
             joined_seq: 2,
             last: Some(last),
             changes: 0,
-            texts: None,
+            texts: 7,
         }),
         read_seq: Some(299),
         left_seq: Some(298),
@@ -129,30 +89,9 @@ fn write() -> InboxWrite {
     }
 }
 
-#[test]
-fn level_1_stores_the_same_bytes_as_before() {
-    let mut cells = log_cells(ConversationId(id(9)), &[row()]);
-    cells.truncate(1);
-    inbox_cells(&write(), &mut cells);
-    assert_eq!(hex(&cells), LEVEL_1);
-}
-
-#[test]
-fn rows_of_level_1_are_read() {
-    let cells = LEVEL_1.map(unhex);
-    let page = log_page("test", &cells[..1]).unwrap();
-    assert_eq!((page.rows, page.states), (vec![row()], Vec::new()));
-    let inbox = [cells[1].clone(), cells[4].clone(), cells[2].clone()];
-    let inbox = inbox_rows(&inbox, 5).unwrap();
-    let write = write();
-    assert_eq!(inbox[0].summary, write.summary);
-    assert_eq!((inbox[0].read_seq, inbox[0].read_texts), (299, None));
-    assert_eq!(inbox[0].left_seq, Some(298));
-}
-
-/// The devices, lagging rows, state, offsets, token, skipped event and settings of level 4, in the order of their keys. The
+/// The devices, lagging rows, state, offsets, token, skipped event and settings, in the order of their keys. The
 /// day of a removed cell is left out.
-const LEVEL_4: [&str; 13] = [
+const STORED: [&str; 13] = [
     "44626f6200 4294967296 9195a570686f6e65a461706e73a430613162a46e6f6e65cf0000000100000000",
     "4c776562686f6f6b3a6f6e6500090909090909090909090909090909090973 301 91cf0000018bcfe56800",
     "4c776562686f6f6b3a6f6e653a696400090909090909090909090909090909090972 1125899906842624 ff",
@@ -179,7 +118,7 @@ fn device() -> Device {
 }
 
 #[tokio::test]
-async fn level_4_stores_the_same_bytes_as_before() {
+async fn the_same_bytes_are_stored_as_before() {
     let store = Simulated::new(1, Faults::NONE);
     let (hook, conversation) = (ConsumerName::webhook("one"), ConversationId(id(9)));
     let replay = ConsumerName::stored("webhook:one:id");
@@ -217,7 +156,7 @@ async fn level_4_stores_the_same_bytes_as_before() {
     };
     let set = store.set_settings(&bob, conversation, &settings);
     assert!(set.await.unwrap());
-    let is_of_level_4 = |cell: &Cell| match cell.key[0] {
+    let is_pinned = |cell: &Cell| match cell.key[0] {
         b'i' => b"mp".contains(cell.key.last().unwrap()),
         table => b"OLNXDT".contains(&table),
     };
@@ -233,6 +172,6 @@ async fn level_4_stores_the_same_bytes_as_before() {
             value,
         }
     });
-    let cells: Vec<Cell> = copies.filter(is_of_level_4).collect();
-    assert_eq!(hex(&cells), LEVEL_4);
+    let cells: Vec<Cell> = copies.filter(is_pinned).collect();
+    assert_eq!(hex(&cells), STORED);
 }

@@ -4,9 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     Cell,
-    keys::{
-        DELETED, LEFT, MUTED, OLD_SUMMARY, PUSH, READ, REV, SUMMARY, inbox_key, participant_key,
-    },
+    keys::{DELETED, LEFT, MUTED, PUSH, READ, REV, SUMMARY, inbox_key, participant_key},
     states::{deleted_seqs, deleted_value},
     values::{corrupt, decode, encode, take_conversation},
 };
@@ -26,7 +24,7 @@ struct StoredSummary(
     Option<String>,
     Seq,
     Option<StoredLast>,
-    #[serde(default, skip_serializing_if = "Option::is_none")] Option<u64>, // texts
+    u64, // texts
 );
 
 #[derive(Serialize, Deserialize)]
@@ -48,7 +46,6 @@ pub(super) fn cell_keys(user: &UserId, keys: &[InboxKey]) -> Vec<Vec<u8>> {
     let mut cells = Vec::with_capacity(keys.len() * 3);
     for key in keys {
         let columns = [
-            (OLD_SUMMARY, key.may_lack_texts),
             (SUMMARY, true),
             (LEFT, key.may_have_left),
             (MUTED, key.may_have_settings),
@@ -64,17 +61,9 @@ pub(super) fn cell_keys(user: &UserId, keys: &[InboxKey]) -> Vec<Vec<u8>> {
     cells
 }
 
-/// Returns the value of a read watermark: empty without the number of texts, as at level 1.
-pub(super) fn read_value(texts: Option<u64>) -> Vec<u8> {
-    texts.map_or_else(Vec::new, |texts| encode(&(texts,)))
-}
-
-fn read_texts(value: &[u8]) -> Result<Option<u64>> {
-    if value.is_empty() {
-        return Ok(None);
-    }
-    let (texts,) = decode(OPERATION, value)?;
-    Ok(Some(texts))
+/// Returns the value of a read watermark of an inbox row: the number of texts.
+pub(super) fn read_value(texts: u64) -> Vec<u8> {
+    encode(&(texts,))
 }
 
 /// Returns the value of [`MUTED`]. It is empty if the conversation is not muted.
@@ -126,11 +115,7 @@ pub(super) fn inbox_cells(write: &InboxWrite, cells: &mut Vec<Cell>) {
         });
         let (joined_seq, texts) = (summary.joined_seq, summary.texts);
         let stored = StoredSummary(summary.kind, summary.name.clone(), joined_seq, last, texts);
-        let (key, timestamp) = match summary.texts {
-            None => (key(OLD_SUMMARY), summary.seq),
-            Some(_) => (key(SUMMARY), summary_timestamp(summary)),
-        };
-        cells.push(key.cell(timestamp, encode(&stored)));
+        cells.push(key(SUMMARY).cell(summary_timestamp(summary), encode(&stored)));
     }
     if let Some(seq) = write.read_seq {
         cells.push(key(READ).cell(seq, read_value(write.read_texts)));
@@ -148,19 +133,6 @@ pub(super) fn inbox_cells(write: &InboxWrite, cells: &mut Vec<Cell>) {
     }
 }
 
-/// Empties a summary of level 1 whose preview may be of a deleted entry. The timestamp is above that of every such
-/// summary up to the seq of the new one, or up to the highest deleted seq, late ones included.
-pub(super) fn clear_old_summary(write: &InboxWrite, cells: &mut Vec<Cell>) {
-    let newest = write.summary.as_ref().filter(|s| s.texts.is_some());
-    let newest = newest.map(|summary| summary.seq);
-    let deleted = write.deleted.as_ref();
-    let deleted = deleted.and_then(|(_, deleted)| deleted.highest.last().copied());
-    if let Some(seq) = newest.max(deleted) {
-        let key = inbox_key(&write.user, write.conversation).bytes(&[OLD_SUMMARY]);
-        cells.push(key.cell(seq.saturating_add(1), Vec::new()));
-    }
-}
-
 /// Groups the cells of an inbox, in key order, into rows.
 pub(super) fn inbox_rows(cells: &[Cell], id_at: usize) -> Result<Vec<InboxRow>> {
     let mut rows: Vec<InboxRow> = Vec::new();
@@ -174,17 +146,14 @@ pub(super) fn inbox_rows(cells: &[Cell], id_at: usize) -> Result<Vec<InboxRow>> 
         }
         let Some(row) = rows.last_mut() else { continue };
         match cell.key.last().copied() {
-            // A summary of level 1 that was emptied.
-            Some(OLD_SUMMARY) if cell.value.is_empty() => {}
-            Some(OLD_SUMMARY) => take_newer(row, summary(&cell.value, (cell.timestamp, 0))?),
             Some(SUMMARY) => {
                 let changes = u32::try_from(cell.timestamp % SUMMARY_VERSIONS).unwrap_or_default();
                 let version = (cell.timestamp / SUMMARY_VERSIONS, changes);
-                take_newer(row, summary(&cell.value, version)?);
+                row.summary = Some(summary(&cell.value, version)?);
             }
             Some(READ) => {
                 row.read_seq = cell.timestamp;
-                row.read_texts = read_texts(&cell.value)?;
+                (row.read_texts,) = decode(OPERATION, &cell.value)?;
             }
             Some(LEFT) => row.left_seq = Some(cell.timestamp),
             Some(DELETED) => {
@@ -196,18 +165,6 @@ pub(super) fn inbox_rows(cells: &[Cell], id_at: usize) -> Result<Vec<InboxRow>> 
         }
     }
     Ok(rows)
-}
-
-/// Takes over a summary unless the row has a newer one. Of two of the same version, the later cell wins, which has the
-/// number of texts.
-fn take_newer(row: &mut InboxRow, summary: InboxSummary) {
-    if row
-        .summary
-        .as_ref()
-        .is_none_or(|s| s.version() <= summary.version())
-    {
-        row.summary = Some(summary);
-    }
 }
 
 fn summary(value: &[u8], (seq, changes): (Seq, u32)) -> Result<InboxSummary> {

@@ -14,7 +14,7 @@ use super::{
 use crate::{
     model::{
         Attachment, AttachmentId, ClientId, Content, ConversationId, Details, Entry, GatewayId,
-        Kind, LEVEL_STATED, Level, MessageId, Millis, Participant, Posting, Role, Seq, UserId,
+        Kind, Level, MessageId, Millis, Participant, Posting, Role, Seq, UserId,
     },
     msgpack,
     store::{ConversationRow, Error, LogRow, ParticipantRow, PublicRow, Result, RingRow},
@@ -27,8 +27,7 @@ fn number(number: u64) -> Vec<u8> {
     number.to_be_bytes().to_vec()
 }
 
-/// Encodes a value as a MessagePack array of all fields in order. New fields are added at the end, and left out while
-/// they are absent, so that earlier builds can read the value.
+/// Encodes a value as a MessagePack array of all fields in order. New fields are added at the end.
 pub(super) fn encode<T: Serialize>(value: &T) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(VALUE_BYTES);
     let encoded = rmp_serde::encode::write(&mut bytes, value);
@@ -89,8 +88,7 @@ struct StoredEntry<'a>(
     Millis,
     Seq, // settled
     #[serde(borrow)] StoredContent<'a>,
-    // The texts. `Some(None)` keeps the place when another field follows.
-    #[serde(default, skip_serializing_if = "Option::is_none")] Option<Option<u64>>,
+    u64,                                                    // texts
     #[serde(default, skip_serializing_if = "is_zero")] Seq, // end of its settle
 );
 
@@ -166,7 +164,6 @@ pub(super) fn log_cells(conversation: ConversationId, rows: &[LogRow]) -> Vec<Ce
                 StoredContent::System(serde_json::to_string(change).unwrap_or_default())
             }
         };
-        let has_texts = entry.texts.is_some() || row.settle_end > 0;
         let stored = StoredEntry(
             entry.message_id,
             entry.client_id,
@@ -174,7 +171,7 @@ pub(super) fn log_cells(conversation: ConversationId, rows: &[LogRow]) -> Vec<Ce
             entry.at,
             row.settled,
             content,
-            has_texts.then_some(entry.texts),
+            entry.texts,
             row.settle_end,
         );
         cells.push(
@@ -217,7 +214,7 @@ pub(super) fn log_row(operation: &'static str, cell: &Cell) -> Result<LogRow> {
         sender,
         at,
         content,
-        texts: texts.flatten(),
+        texts,
     });
     Ok(LogRow {
         record: entry,
@@ -367,28 +364,18 @@ pub(super) fn participant_rows(cells: &[Cell], user_at: usize) -> Result<Vec<Par
     Ok(rows)
 }
 
-/// The ring from [`LEVEL_STATED`] on. Below that level only the members are stored, which is the form that builds without
-/// a level can read.
 #[derive(Serialize, Deserialize)]
 struct StoredRing<'a>(Level, Cow<'a, [GatewayId]>);
 
 pub(super) fn stored_ring(level: Level, members: &[GatewayId]) -> Vec<u8> {
-    if level < LEVEL_STATED {
-        encode(&members)
-    } else {
-        encode(&StoredRing(level, members.into()))
-    }
+    encode(&StoredRing(level, members.into()))
 }
 
 pub(super) fn ring_row(cell: &Cell) -> Result<RingRow> {
-    let stored = msgpack::from_slice(&cell.value);
-    let (level, members) = match stored {
-        Ok(StoredRing(level, members)) => (level, members.into_owned()),
-        Err(_) => (0, decode("ring", &cell.value)?),
-    };
+    let StoredRing(level, members) = decode("ring", &cell.value)?;
     Ok(RingRow {
         version: cell.timestamp,
-        members,
+        members: members.into_owned(),
         level,
     })
 }

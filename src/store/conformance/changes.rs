@@ -25,7 +25,6 @@ pub(super) async fn check(store: &dyn Store) -> Checked {
     pages_have_states(store).await?;
     the_number_of_texts_is_stored(store).await?;
     a_late_version_of_a_summary_changes_nothing(store).await?;
-    a_summary_of_level_1_is_read_if_it_is_newer(store).await?;
     deleted_seqs_are_kept(store).await?;
     reactors_are_paged(store, Kind::Group).await?;
     reactors_are_paged(store, Kind::Channel).await?;
@@ -249,7 +248,7 @@ async fn the_number_of_texts_is_stored(store: &dyn Store) -> Checked {
     let id = ConversationId::random();
     let counted = LogRow {
         record: Arc::new(Entry {
-            texts: Some(5),
+            texts: 5,
             ..Entry::clone(&row(7, 1, "x").record)
         }),
         ..row(7, 1, "x")
@@ -269,27 +268,24 @@ async fn the_number_of_texts_is_stored(store: &dyn Store) -> Checked {
         Ok((row.read_seq, row.read_texts))
     };
     for (write, expected) in [
-        (mark(7, Some(5)), (7, Some(5))),
-        (mark(6, Some(4)), (7, Some(5))),
-        // A mark of level 1 does not take the number away, and a higher one has none.
-        (mark(7, None), (7, Some(5))),
-        (mark(9, None), (9, None)),
-        (mark(9, Some(6)), (9, Some(6))),
+        (mark(7, 5), (7, 5)),
+        (mark(6, 4), (7, 5)),
+        (mark(9, 6), (9, 6)),
     ] {
         store.mark(id, Kind::Group, &write).await?;
         assert_eq!(read().await?, expected);
     }
     let inbox = InboxWrite {
         read_seq: Some(10),
-        read_texts: Some(7),
+        read_texts: 7,
         ..InboxWrite::of(bob.clone(), id, Kind::Group)
     };
     store.write_inbox(vec![inbox]).await?;
-    assert_eq!(read().await?, (10, Some(7)));
+    assert_eq!(read().await?, (10, 7));
     Ok(())
 }
 
-pub(super) fn summary(seq: Seq, changes: u32, texts: Option<u64>, body: &str) -> InboxSummary {
+pub(super) fn summary(seq: Seq, changes: u32, texts: u64, body: &str) -> InboxSummary {
     let mut last = row(seq, 1, body).record.last();
     last.deleted = body.is_empty();
     InboxSummary {
@@ -313,10 +309,10 @@ pub(super) fn summary_write(of: &UserId, id: ConversationId, summary: &InboxSumm
 async fn a_late_version_of_a_summary_changes_nothing(store: &dyn Store) -> Checked {
     let (id, bob) = (ConversationId::random(), somebody());
     let versions = [
-        summary(8, 0, Some(6), "first"),
-        summary(8, 1, Some(6), "edited"),
-        summary(8, 2, Some(6), ""),
-        summary(9, 0, Some(7), "next"),
+        summary(8, 0, 6, "first"),
+        summary(8, 1, 6, "edited"),
+        summary(8, 2, 6, ""),
+        summary(9, 0, 7, "next"),
     ];
     for newest in 0..versions.len() {
         for version in versions[..=newest].iter().rev() {
@@ -345,36 +341,6 @@ async fn a_late_version_of_a_summary_changes_nothing(store: &dyn Store) -> Check
     let read = store.inbox(&bob).await?.remove(0);
     assert_eq!((Some(read.deleted), read.rev), (deleted(5, 8), 7));
     assert_eq!(read.summary.as_ref(), versions.last());
-    Ok(())
-}
-
-async fn a_summary_of_level_1_is_read_if_it_is_newer(store: &dyn Store) -> Checked {
-    let (id, bob) = (ConversationId::random(), somebody());
-    let old = |seq| summary(seq, 0, None, "old");
-    let steps = [
-        (old(8), old(8)),
-        (summary(9, 0, Some(7), "new"), summary(9, 0, Some(7), "new")),
-        // A late one, and one of the same entry.
-        (old(8), summary(9, 0, Some(7), "new")),
-        (old(9), summary(9, 0, Some(7), "new")),
-        // A gateway that does not know yet that the level rose.
-        (old(10), old(10)),
-        (summary(9, 1, Some(7), "x"), old(10)),
-        (summary(10, 0, Some(8), "x"), summary(10, 0, Some(8), "x")),
-    ];
-    for (write, expected) in steps {
-        let write = summary_write(&bob, id, &write);
-        store.write_inbox(vec![write]).await?;
-        let read = store.inbox(&bob).await?.remove(0);
-        let read = read.summary.map(|s| (s.seq, s.changes, s.texts));
-        let Some((seq, changes, texts)) = read else {
-            panic!("a summary was written");
-        };
-        assert_eq!(
-            (seq, changes, texts),
-            (expected.seq, expected.changes, expected.texts)
-        );
-    }
     Ok(())
 }
 

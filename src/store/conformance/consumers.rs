@@ -447,7 +447,7 @@ async fn the_newest_settings_count(store: &dyn Store) -> Checked {
         for order in orders(&steps[..count]) {
             let (id, user) = (ConversationId::random(), somebody());
             let write = InboxWrite {
-                summary: Some(changes::summary(9, 1, Some(7), "hi")),
+                summary: Some(changes::summary(9, 1, 7, "hi")),
                 read_seq: Some(2),
                 ..InboxWrite::of(user.clone(), id, Kind::Group)
             };
@@ -485,7 +485,7 @@ async fn settings_alone_make_no_row(store: &dyn Store) -> Checked {
     assert_eq!(row.map(|row| row.settings), Some(InboxSettings::default()));
     // A user who has left the conversation may still have settings for it.
     let write = InboxWrite {
-        summary: Some(changes::summary(9, 1, Some(7), "hi")),
+        summary: Some(changes::summary(9, 1, 7, "hi")),
         left_seq: Some(10),
         ..InboxWrite::of(user.clone(), id, Kind::Group)
     };

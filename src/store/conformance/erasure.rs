@@ -33,7 +33,7 @@ pub struct Doomed {
 pub async fn write_marked(store: &dyn Store, marker: &str) -> Result<Doomed> {
     let id = ConversationId::random();
     let mut entry = Entry::clone(&row(4_095, 1, "").record);
-    entry.texts = Some(4_000);
+    entry.texts = 4_000;
     entry.content = Content::Text {
         body: format!("body {marker}"),
         attachments: vec![attachment(marker)],
@@ -96,16 +96,11 @@ pub async fn write_marked(store: &dyn Store, marker: &str) -> Result<Doomed> {
 pub(in crate::store) async fn write_and_erase(store: &dyn Store, marker: &str) -> Checked {
     let doomed = write_marked(store, marker).await?;
     let bob = somebody();
-    for summary in [
-        summary(4_095, 0, None, marker),
-        summary(4_095, 0, Some(4_000), marker),
-    ] {
-        let write = summary_write(&bob, doomed.id, &summary);
-        store.write_inbox(vec![write]).await?;
-    }
+    let write = summary_write(&bob, doomed.id, &summary(4_095, 0, 4_000, marker));
+    store.write_inbox(vec![write]).await?;
     let mut deleted = DeletedSeqs::default();
     deleted.add(4_095);
-    let mut write = summary_write(&bob, doomed.id, &summary(4_095, 2, Some(4_000), ""));
+    let mut write = summary_write(&bob, doomed.id, &summary(4_095, 2, 4_000, ""));
     write.deleted = Some((4, deleted.clone()));
     let applied = AppliedChanges {
         states: vec![(4_095, content_state(4, None))],

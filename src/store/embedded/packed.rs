@@ -7,7 +7,7 @@
 
 use std::io;
 
-use fjall::{Database, Keyspace, PersistMode, Readable as _, Snapshot, UserValue};
+use fjall::{Keyspace, Readable as _, Snapshot, UserValue};
 
 use super::super::cells::{Cell, INBOX, Range};
 
@@ -15,8 +15,6 @@ use super::super::cells::{Cell, INBOX, Range};
 const PACKED: u8 = b'j';
 /// Bytes of a column without its content.
 const HEADER_BYTES: usize = 1 + size_of::<u64>() + size_of::<u32>();
-/// Cells that are packed in one batch when a directory of an earlier build is opened.
-const PACKED_AT_ONCE: usize = 10_000;
 
 /// A column of a packed row.
 #[derive(Clone, Copy)]
@@ -177,46 +175,6 @@ fn cell(key: Vec<u8>, letter: u8, row: &[u8]) -> fjall::Result<Option<Cell>> {
     Ok(None)
 }
 
-/// Packs the rows of a directory of an earlier build. If it is broken off, the next start goes on.
-pub(super) fn convert(database: &Database, rows: &Keyspace) -> fjall::Result<()> {
-    let mut from = vec![INBOX];
-    let mut count = 0;
-    loop {
-        let found = database.snapshot().range(rows, from..vec![INBOX + 1]);
-        let found = found.take(PACKED_AT_ONCE).map(super::cell);
-        let found = found.collect::<fjall::Result<Vec<Cell>>>()?;
-        let Some(last) = found.last() else {
-            break;
-        };
-        from = [&last.key[..], &[0]].concat();
-        count += found.len();
-        let mut batch = database.batch();
-        for row in found
-            .chunk_by(|a, b| a.key.split_last().map(|a| a.1) == b.key.split_last().map(|b| b.1))
-        {
-            let Some((key, _)) = row.first().and_then(|cell| row_and_column(&cell.key)) else {
-                continue;
-            };
-            let mut packed = rows.get(&key)?.map_or_else(Vec::new, |row| row.to_vec());
-            for cell in row {
-                let letter = cell.key.last().copied().unwrap_or_default();
-                put(&mut packed, letter, cell)?;
-                batch.remove(rows, cell.key.as_slice());
-            }
-            batch.insert(rows, key, packed);
-        }
-        batch.commit()?;
-    }
-    if count > 0 {
-        database.persist(PersistMode::SyncAll)?;
-        tracing::info!(
-            cells = count,
-            "the inboxes of an earlier build were converted"
-        );
-    }
-    Ok(())
-}
-
 /// Iterates over the columns of a packed row.
 fn columns(mut row: &[u8]) -> impl Iterator<Item = fjall::Result<Column<'_>>> {
     std::iter::from_fn(move || {
@@ -271,8 +229,7 @@ impl<'a> Column<'a> {
 mod tests {
     use proptest::prelude::*;
 
-    use super::{super::Embedded, *};
-    use crate::store::cells::Cells as _;
+    use super::*;
 
     fn cell(user: &str, row: u8, letter: u8, timestamp: u64, value: &[u8]) -> Cell {
         let mut key = vec![INBOX];
@@ -329,46 +286,5 @@ mod tests {
         row.pop();
         assert!(unpack(b"key", &row, &mut Vec::new()).is_err());
         assert!(put(&mut row, b'r', &cell("alice", 7, b'r', 1, b"")).is_err());
-    }
-
-    #[tokio::test(flavor = "multi_thread")]
-    async fn the_inboxes_of_an_earlier_build_are_packed() {
-        let folder = tempfile::tempdir().unwrap();
-        let old = [
-            cell("alice", 7, b'g', 12, b"summary"),
-            cell("alice", 7, b'r', 3, b""),
-            cell("alice", 8, b'g', 1, b"other"),
-            cell("bob", 7, b'g', 12, b"summary of bob"),
-        ];
-        {
-            let (database, keyspaces) =
-                super::super::open_database(folder.path(), 1 << 20).unwrap();
-            for cell in &old {
-                let value = [&cell.timestamp.to_be_bytes()[..], &cell.value].concat();
-                keyspaces.rows.insert(cell.key.as_slice(), value).unwrap();
-            }
-            database.persist(PersistMode::SyncAll).unwrap();
-        }
-        for _ in 0..2 {
-            let store = Embedded::open(folder.path(), 1 << 20).unwrap();
-            let range = |from: &[u8], to: &[u8]| Range {
-                from: from.to_vec(),
-                to: to.to_vec(),
-            };
-            let alice = store.0.scan(range(b"ialice\0", b"ialice\x01"), 10, false);
-            assert_eq!(plain(&alice.await.unwrap()), plain(&old[..3]));
-            let all = store.0.scan(range(b"i", b"j"), 2, true).await.unwrap();
-            assert_eq!(plain(&all), plain(&[old[3].clone(), old[2].clone()]));
-            let missing = cell("alice", 8, b'r', 0, b"").key;
-            let keys = vec![
-                old[1].key.clone(),
-                old[2].key.clone(),
-                missing,
-                old[3].key.clone(),
-            ];
-            let got = store.0.get(keys).await.unwrap();
-            assert_eq!(plain(&got), plain(&old[1..]));
-            store.0.close().await.unwrap();
-        }
     }
 }

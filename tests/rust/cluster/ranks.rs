@@ -90,8 +90,8 @@ async fn order(gateway: &Arc<Gateway>, limit: usize) -> Option<Vec<ConversationI
     loop {
         let (cluster, from) = (gateway.cluster()?, before.take());
         let asked = gateway.ask(async move {
-            let router = &cluster.router;
-            router.inbox(&user(0), from.as_deref(), limit).await
+            let users = &cluster.users;
+            users.inbox(&user(0), from.as_deref(), limit).await
         });
         let page = asked.await?.ok()?;
         all.extend(page.items.iter().map(|item| item.conversation));

@@ -75,9 +75,9 @@ async fn set(world: &Arc<World>, id: ConversationId, until: i64) {
         };
         let cluster = gateway.cluster()?;
         let asked = gateway.ask(async move {
-            let router = &cluster.router;
-            router.set_device(&user(0), device).await?;
-            router.set_settings(&user(0), id, change).await
+            let users = &cluster.users;
+            users.set_device(&user(0), device).await?;
+            users.set_settings(&user(0), id, change).await
         });
         asked.await?.ok()
     })
@@ -91,9 +91,9 @@ async fn stored(world: &Arc<World>, id: ConversationId) -> Stored {
     patiently(world, async |gateway| {
         let cluster = gateway.cluster()?;
         let asked = gateway.ask(async move {
-            let (range, limit, router) = (LogRange::Newest, 50, &cluster.router);
-            let page = router.ask(id, user(0), GetHistory { range, limit });
-            Ok::<_, Error>((page.await?, router.inbox_rows(&user(0)).await?))
+            let (range, limit) = (LogRange::Newest, 50);
+            let page = cluster.router.ask(id, user(0), GetHistory { range, limit });
+            Ok::<_, Error>((page.await?, cluster.users.inbox_rows(&user(0)).await?))
         });
         let (page, rows) = asked.await?.ok()?;
         let text = |content: &Content| match content {

@@ -43,6 +43,7 @@ const NOT_ARRIVED: &str = "not all arrived at the receiver";
 const OUT_OF_ORDER: &str = " arrived after ";
 const JUMPED: &str = "live events jumped from ";
 const NOT_PUSHED: &str = " was not pushed";
+const NOTIFIED: &str = "a notification that nobody should get";
 
 /// Two owners at once: what one of them acknowledged, published or stored is not so for the other one.
 const OF_TWO_OWNERS: &[&str] = &[
@@ -86,7 +87,7 @@ fn each_broken_rule_of_the_cluster_is_found() {
         (Mutation::Remember, 0, &[PLACES, INBOX_SEQ]),
         (Mutation::Private, 110, &[SECRET]),
         (Mutation::Asking, 2_300, &[SECRET]),
-        (Mutation::Follow, 110, &[SECRET]),
+        (Mutation::Removed, 110, &[SECRET]),
     ];
     require(rules.map(|(rule, from, kinds)| find_in(MESSAGES, Broken::Rule(rule), from, kinds)));
 }
@@ -114,20 +115,27 @@ fn each_broken_rule_of_changes_is_found() {
 
 #[test]
 fn each_broken_rule_of_consumers_is_found() {
-    let rules: [(Scene, Mutation, &[&str]); 5] = [
+    let rules: [(Scene, Mutation, u64, &[&str]); 7] = [
         (
             WEBHOOKS,
             Mutation::ConsumerFirst,
+            0,
             &[NOT_ARRIVED, OUT_OF_ORDER],
         ),
-        (WEBHOOKS, Mutation::ConsumerFound, &[NOT_ARRIVED]),
+        (WEBHOOKS, Mutation::ConsumerFound, 0, &[NOT_ARRIVED]),
+        (WEBHOOKS, Mutation::ConsumerClose, 0, &[NOT_ARRIVED]),
         (
             WEBHOOKS,
             Mutation::ConsumerOffset,
+            0,
             &[NOT_ARRIVED, OUT_OF_ORDER],
         ),
-        (WEBHOOKS, Mutation::ConsumerOrder, &[OUT_OF_ORDER]),
-        (Scene::WHOLE, Mutation::PushOffset, &[NOT_PUSHED]),
+        (WEBHOOKS, Mutation::ConsumerOrder, 0, &[OUT_OF_ORDER]),
+        (Scene::WHOLE, Mutation::PushOffset, 0, &[NOT_PUSHED]),
+        (Scene::WHOLE, Mutation::FaceDeleted, 101_900, &[NOTIFIED]),
     ];
-    require(rules.map(|(scene, rule, kinds)| find_in(scene, Broken::Rule(rule), 0, kinds)));
+    let found = |(scene, rule, from, kinds): (_, _, _, &[&str])| {
+        find_in(scene, Broken::Rule(rule), from, kinds)
+    };
+    require(rules.map(found));
 }

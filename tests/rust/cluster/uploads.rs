@@ -44,8 +44,8 @@ async fn begin(world: Arc<World>, counted: Arc<AtomicU64>) {
             continue;
         }
         let begun = ask(&world, |cluster| async move {
-            let router = &cluster.router;
-            router.begin_upload(&user(0), BYTES, LIMITS).await
+            let users = &cluster.users;
+            users.begin_upload(&user(0), BYTES, LIMITS).await
         });
         if begun.await == Some(UploadBegun::Counted) {
             counted.fetch_add(1, Ordering::Relaxed);

@@ -14,7 +14,7 @@ use std::{
 
 use chat_gateway::{
     chat::Error,
-    cluster::{Attention, Cluster, Router},
+    cluster::{Attention, Cluster, Users},
     fanout::Subscriber,
     model::{Device, PushContent, PushProvider, SessionId, SettingsChange},
     mutation::{Mutation, break_rule},
@@ -123,11 +123,11 @@ async fn set_devices(
             match set {
                 Some(full) => {
                     let device = device(id, format!("{number}-{id}-{count}"), full);
-                    cluster.router.set_device(&user(number), device).await
+                    cluster.users.set_device(&user(number), device).await
                 }
                 None => {
-                    let router = &cluster.router;
-                    router.remove_device(&user(number), id.to_owned()).await
+                    let users = &cluster.users;
+                    users.remove_device(&user(number), id.to_owned()).await
                 }
             }
         });
@@ -157,8 +157,8 @@ async fn set_settings(world: Arc<World>, number: usize, expected: Shared) {
                 muted_until: Some(until),
                 push: None,
             };
-            let router = &cluster.router;
-            router.set_settings(&user(number), group, change).await
+            let users = &cluster.users;
+            users.set_settings(&user(number), group, change).await
         });
         let set = set.await;
         note(&expected, set.is_some(), |expected| {
@@ -189,7 +189,7 @@ async fn move_token(world: Arc<World>, expected: Shared) {
         tracing::trace!(number, "the token is claimed");
         let done = ask(&world, |cluster| async move {
             let device = device(SHARED, SHARED.into(), true);
-            cluster.router.set_device(&user(number), device).await
+            cluster.users.set_device(&user(number), device).await
         });
         let done = done.await.is_some();
         tracing::trace!(number, done, "the token was claimed");
@@ -222,10 +222,10 @@ async fn live(world: Arc<World>, number: usize, first: u64, expected: Shared) {
         };
         let subscriber = Subscriber::new(SessionId(session), user(number), Codec::Json, 1 << 22);
         let subscriber = Arc::new(subscriber);
-        let (router, registering) = (cluster.router.clone(), subscriber.clone());
+        let (there, registering) = (cluster.clone(), subscriber.clone());
         let registered = gateway.ask(async move {
-            router.register(&registering).await?;
-            router.follow(&registering, &[]).await;
+            there.users.register(&registering).await?;
+            there.channels.subscribe_own(&registering, &[]).await;
             Ok::<_, Error>(())
         });
         let registered = matches!(registered.await, Some(Ok(())));
@@ -250,8 +250,8 @@ async fn live(world: Arc<World>, number: usize, first: u64, expected: Shared) {
                 0 => break,
                 1..4 => {
                     away = !away;
-                    let (router, session) = (cluster.router.clone(), subscriber.clone());
-                    let set = async move { router.set_away(&session, away) };
+                    let (users, session) = (cluster.users.clone(), subscriber.clone());
+                    let set = async move { users.set_away(&session, away) };
                     if gateway.ask(set).await.is_none() {
                         break;
                     }
@@ -261,8 +261,8 @@ async fn live(world: Arc<World>, number: usize, first: u64, expected: Shared) {
             }
         }
         note(None);
-        let (router, leaving) = (cluster.router.clone(), subscriber.clone());
-        gateway.tasks.spawn(async move { router.leave(&leaving) });
+        let (users, leaving) = (cluster.users.clone(), subscriber.clone());
+        gateway.tasks.spawn(async move { users.leave(&leaving) });
     }
 }
 
@@ -311,7 +311,7 @@ async fn check_leaving(world: &Arc<World>, expected: &Shared, round: usize) {
             let Some(cluster) = gateway.cluster() else {
                 continue;
             };
-            let asked = gateway.ask(async move { attention(&cluster.router, number).await });
+            let asked = gateway.ask(async move { attention(&cluster.users, number).await });
             let Some(Some(Some(attention))) = asked.await else {
                 continue;
             };
@@ -330,12 +330,12 @@ async fn check_leaving(world: &Arc<World>, expected: &Shared, round: usize) {
 }
 
 /// Returns the attention of a user if this gateway is the user's home. `None` if the store did not answer.
-async fn attention(router: &Router, number: usize) -> Option<Option<Attention>> {
-    match router.devices_of(&user(number)).await {
+async fn attention(users: &Users, number: usize) -> Option<Option<Attention>> {
+    match users.devices_of(&user(number)).await {
         Ok(_) => {
-            let attention = router.attention(&user(number)).0;
+            let attention = users.attention(&user(number)).0;
             // It may have adopted another ring before that.
-            let is_home = router.devices_of(&user(number)).await.is_ok();
+            let is_home = users.devices_of(&user(number)).await.is_ok();
             is_home.then_some(Some(attention))
         }
         Err(Error::Moved) => Some(None),
@@ -444,12 +444,12 @@ type Look = (Vec<DeviceItem>, Vec<InboxRow>, Option<Attention>, bool);
 /// Reads everything of a user through one gateway. `None` if the store did not answer.
 async fn look(gateway: &Gateway, cluster: Arc<Cluster>, number: usize) -> Option<Look> {
     let looked = gateway.ask(async move {
-        let (router, user) = (&cluster.router, user(number));
-        let devices = router.devices(&user).await.ok()?;
-        let rows = router.inbox_rows(&user).await.ok()?;
-        let attention = attention(router, number).await?;
+        let (users, user) = (&cluster.users, user(number));
+        let devices = users.devices(&user).await.ok()?;
+        let rows = users.inbox_rows(&user).await.ok()?;
+        let attention = attention(users, number).await?;
         let hash = device(SHARED, SHARED.into(), true).token_hash();
-        let owns = router.token_is_of(&hash, &user, SHARED).await.ok()?;
+        let owns = users.token_is_of(&hash, &user, SHARED).await.ok()?;
         Some((devices, rows, attention, owns))
     });
     looked.await?

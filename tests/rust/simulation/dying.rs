@@ -1,14 +1,17 @@
 //! Owners that die between two steps of a change's way. The next owner takes over, and repairs the inbox rows.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use chat_gateway::{
-    chat::{Conversations, Lease},
-    model::GatewayId,
+    chat::{Conversations, InboxWriter, Lease, Publish, Settings},
+    memory::Memory,
+    model::{Epoch, GatewayId},
     mutation::{Mutation, Step, die_after},
-    tasks::Process,
+    store::simulated::Simulated,
+    tasks::{Process, Tasks},
 };
 use tokio::time::{Instant, sleep};
+use uuid::Uuid;
 
 use super::{
     Rules, World,
@@ -32,6 +35,46 @@ pub(super) struct Gateway {
     pub conversations: Conversations,
     pub lease: Lease,
     pub process: Process,
+}
+
+impl Gateway {
+    /// Opens a gateway that may own all conversations until its lease is ended.
+    pub(super) fn open(
+        number: usize,
+        epoch: Epoch,
+        store: Arc<Simulated>,
+        publish: impl Publish,
+        process: Process,
+    ) -> Self {
+        let tasks = Tasks::of(process.clone());
+        let lease = Lease::unbounded(epoch);
+        let settings = Settings {
+            body_bytes_max: 1000,
+            group_participants_max: 100,
+            conversations_per_user_max: None,
+            idle: Duration::from_secs(300),
+            operation_timeout: Duration::from_millis(400),
+            open_max: 10,
+            memory: Memory::of_mib(64),
+            page_bytes_max: 1 << 20,
+            edit_window: None,
+            reactions_coalesce: Duration::from_millis(250),
+            consumers: None,
+        };
+        let inbox = Arc::new(InboxWriter::new(store.clone(), Memory::of_mib(64)));
+        let flushing = inbox.clone();
+        tasks.spawn(async move { flushing.run().await });
+        let id = GatewayId(Uuid::from_u128(number as u128));
+        let publish = Arc::new(publish);
+        let conversations =
+            Conversations::new(id, store, publish, inbox, lease.clone(), settings, tasks);
+        Self {
+            id,
+            conversations,
+            lease,
+            process,
+        }
+    }
 }
 
 impl World {

@@ -1,10 +1,12 @@
-//! `s3s-fs`, with what it lacks: etags in lists of parts, pages of them, and errors for uploads that do not exist.
+//! `s3s-fs`, with what it lacks: etags in lists of parts, pages of them, errors for uploads that do not exist, and one
+//! request at a time for the parts of an upload.
 
 use std::{fs, io, path::PathBuf};
 
 use md5::{Digest as _, Md5};
 use s3s::{S3, S3Request, S3Response, S3Result, dto::*, s3_error};
 use s3s_fs::FileSystem;
+use tokio::sync::Mutex;
 
 /// Parts in one page. Real storages have 1,000.
 const PAGE: usize = 2;
@@ -13,12 +15,19 @@ const PAGE: usize = 2;
 pub struct Files {
     root: PathBuf,
     files: FileSystem,
+    /// Held while parts are listed or joined: `s3s-fs` joins them file by file, and whoever looks meanwhile would get an error that
+    /// no storage gives.
+    uploads: Mutex<()>,
 }
 
 impl Files {
     pub fn new(root: PathBuf) -> Result<Self, Box<dyn std::error::Error + Send + Sync>> {
         let files = FileSystem::new(&root).map_err(|error| format!("{error:?}"))?;
-        Ok(Self { root, files })
+        Ok(Self {
+            root,
+            files,
+            uploads: Mutex::default(),
+        })
     }
 
     fn check(&self, bucket: &str, upload: &str) -> S3Result<()> {
@@ -65,6 +74,7 @@ type Answer<T> = S3Result<S3Response<T>>;
 #[async_trait::async_trait]
 impl S3 for Files {
     async fn list_parts(&self, request: S3Request<ListPartsInput>) -> Answer<ListPartsOutput> {
+        let _alone = self.uploads.lock().await;
         let asked = request.input;
         self.check(&asked.bucket, &asked.upload_id)?;
         let all = self.parts(&asked.upload_id);
@@ -105,6 +115,7 @@ impl S3 for Files {
         &self,
         request: S3Request<CompleteMultipartUploadInput>,
     ) -> Answer<CompleteMultipartUploadOutput> {
+        let _alone = self.uploads.lock().await;
         let asked = &request.input;
         self.check(&asked.bucket, &asked.upload_id)?;
         let stored = self.parts(&asked.upload_id);
@@ -129,6 +140,7 @@ impl S3 for Files {
         &self,
         request: S3Request<AbortMultipartUploadInput>,
     ) -> Answer<AbortMultipartUploadOutput> {
+        let _alone = self.uploads.lock().await;
         self.check(&request.input.bucket, &request.input.upload_id)?;
         self.files.abort_multipart_upload(request).await
     }

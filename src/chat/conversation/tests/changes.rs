@@ -17,8 +17,7 @@ use crate::{
     },
     memory::Memory,
     model::{
-        Content, ContentState, CurrentLevel, Cursor, EditedContent, GatewayId, Kind, LEVEL_CHANGES,
-        LEVEL_STATED, Rev, Seq,
+        Content, ContentState, Cursor, EditedContent, GatewayId, Kind, Rev, Seq,
         limits::{CHANGES_BEHIND_MAX, CHANGES_PAGE_MAX, EMOJI_OF_USER_AT_ONCE_MAX, RECENT_ENTRIES},
     },
     mutation::{Mutation, break_rule},
@@ -49,25 +48,18 @@ pub(super) struct Fixture {
     pub(super) store: Arc<Simulated>,
     inbox: Arc<InboxWriter>,
     lease: Lease,
-    level: CurrentLevel,
     told: Arc<Told>,
 }
 
 impl Fixture {
     fn on(store: Simulated, epoch: u64) -> Self {
-        Self::at(store, epoch, LEVEL_CHANGES)
-    }
-
-    fn at(store: Simulated, epoch: u64, level: u32) -> Self {
         let store = Arc::new(store);
         let told = Arc::new(Told::default());
         let inbox = Arc::new(InboxWriter::new(store.clone(), Memory::of_mib(64)));
         let lease = Lease::unbounded(epoch);
-        let level = CurrentLevel::of(level);
         let settings = Settings {
             idle: IDLE,
             edit_window: Some(Duration::from_secs(3600)),
-            level: level.clone(),
             ..Settings::for_tests()
         };
         let conversations = Conversations::new(
@@ -84,7 +76,6 @@ impl Fixture {
             store,
             inbox,
             lease,
-            level,
             told,
         }
     }
@@ -158,7 +149,7 @@ impl Fixture {
     async fn unread(&self, who: &str) -> u64 {
         let row = self.row(who).await;
         let summary = row.summary.as_ref().unwrap();
-        let texts = summary.texts.unwrap();
+        let texts = summary.texts;
         let gone = &row.deleted.1.highest;
         row.unread(summary.joined_seq, summary.seq, texts, gone)
     }
@@ -492,34 +483,7 @@ async fn neither_system_entries_nor_deleted_messages_are_unread() {
     fixture.ask("bob", MarkRead { seq: third }).await.unwrap();
     assert_eq!(fixture.unread("bob").await, 0);
     let details = fixture.ask("bob", crate::chat::GetDetails).await.unwrap();
-    assert_eq!(details.message_count, Some(2));
-}
-
-#[tokio::test(start_paused = true)]
-async fn nothing_changes_before_all_gateways_understand_it() {
-    let fixture = Fixture::at(Simulated::new(1, Faults::NONE), 1, LEVEL_STATED);
-    let created = creation(Kind::Group, &["bob", "carol"]);
-    fixture.ask("alice", created).await.unwrap();
-    let seq = fixture.say("alice", "one").await;
-    let refused = fixture.edit("alice", seq, "two").await;
-    assert!(matches!(refused, Err(Error::Unavailable { .. })));
-    fixture.ask("bob", MarkRead { seq }).await.unwrap();
-    let row = fixture.row("bob").await;
-    assert_eq!((row.read_seq, row.read_texts), (seq, None));
-    assert_eq!(row.summary.unwrap().texts, None);
-    let stored = fixture.store.log(GROUP, seq, seq).await.unwrap();
-    assert_eq!(stored.rows[0].record.texts, None);
-    // From then on, the count of messages continues from the seq.
-    fixture.level.raise(LEVEL_CHANGES);
-    let next = fixture.say("alice", "two").await;
-    fixture
-        .ask("alice", Operation::Add { user: user("dave") })
-        .await
-        .unwrap();
-    assert_eq!(fixture.unread("bob").await, 1);
-    assert_eq!(fixture.edit("alice", seq, "edited").await, Ok(1));
-    let stored = fixture.store.log(GROUP, next, next).await.unwrap();
-    assert_eq!(stored.rows[0].record.texts, Some(next));
+    assert_eq!(details.message_count, 2);
 }
 
 #[tokio::test(start_paused = true)]

@@ -35,7 +35,7 @@ impl Fixture {
         {
             Ok(Outcome::Participants(page)) => {
                 let item =
-                    |p: &crate::chat::Listed| (p.user.to_string(), p.marks().map(|(_, read)| read));
+                    |p: &crate::chat::Listed| (p.user.to_string(), p.marks.map(|(_, read)| read));
                 page.items.iter().map(item).collect()
             }
             other => panic!("{other:?}"),
@@ -225,7 +225,7 @@ async fn a_channel_shows_users_only_their_own_watermarks_and_reads_a_bounded_pag
     }
     let items = pages.iter().flatten();
     let shown: Vec<_> = items
-        .map(|p| (p.user.as_str(), p.marks().is_some()))
+        .map(|p| (p.user.as_str(), p.marks.is_some()))
         .collect();
     assert_eq!(shown, [("alice", true), (names[SCAN_ROWS_MAX], false)]);
     assert_eq!(pages.len(), 2, "the scan needs two requests");

@@ -13,7 +13,7 @@ use crate::model::{
 /// What is known of a conversation. There may be [`WEBHOOK_CONVERSATIONS_MAX`] of them, so it is small.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Work {
-    place: Place,
+    stage: Stage,
     /// The successes of the endpoint at the last failed attempt for the next event.
     pub(super) successes: u64,
     /// Events that a request with this conversation may have, because a larger one was rejected. 0: as many as always.
@@ -29,9 +29,9 @@ pub(super) struct Work {
 }
 
 impl Work {
-    fn at(place: Place) -> Self {
+    fn at(stage: Stage) -> Self {
         Self {
-            place,
+            stage,
             successes: 0,
             cap: 0,
             suspect: 0,
@@ -47,7 +47,7 @@ impl Work {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Place {
+pub(super) enum Stage {
     /// It waits; the lowest number is next.
     Waiting(i64),
     Blocked(Instant),
@@ -95,7 +95,7 @@ impl Works {
 
     pub(super) fn wake(&mut self, conversation: ConversationId) -> bool {
         if let Some(work) = self.all.get_mut(&conversation) {
-            if let Place::InFlight(after) = &mut work.place {
+            if let Stage::InFlight(after) = &mut work.stage {
                 *after = After::Woken;
             }
             return true;
@@ -105,7 +105,7 @@ impl Works {
         }
         self.back += 1;
         self.waiting.insert(self.back, conversation);
-        let work = Work::at(Place::Waiting(self.back));
+        let work = Work::at(Stage::Waiting(self.back));
         self.all.insert(conversation, work);
         true
     }
@@ -113,7 +113,7 @@ impl Works {
     pub(super) fn forget(&mut self, conversation: ConversationId) {
         match self.all.get_mut(&conversation) {
             Some(Work {
-                place: Place::InFlight(after),
+                stage: Stage::InFlight(after),
                 ..
             }) => *after = After::Forgotten,
             Some(_) => self.remove(conversation),
@@ -123,41 +123,41 @@ impl Works {
 
     pub(super) fn remove(&mut self, conversation: ConversationId) {
         if let Some(work) = self.all.remove(&conversation) {
-            self.leave(conversation, work.place);
+            self.leave(conversation, work.stage);
         }
     }
 
-    /// Takes a conversation from its place.
-    fn leave(&mut self, conversation: ConversationId, place: Place) {
-        match place {
-            Place::Waiting(number) => drop(self.waiting.remove(&number)),
-            Place::Blocked(until) => drop(self.blocked.remove(&(until, conversation))),
-            Place::InFlight(_) => {}
+    /// Takes a conversation from where it is.
+    fn leave(&mut self, conversation: ConversationId, stage: Stage) {
+        match stage {
+            Stage::Waiting(number) => drop(self.waiting.remove(&number)),
+            Stage::Blocked(until) => drop(self.blocked.remove(&(until, conversation))),
+            Stage::InFlight(_) => {}
         }
     }
 
-    fn set(&mut self, conversation: ConversationId, place: Place) {
+    fn set(&mut self, conversation: ConversationId, stage: Stage) {
         let Some(work) = self.all.get_mut(&conversation) else {
             return;
         };
-        let before = std::mem::replace(&mut work.place, place);
+        let before = std::mem::replace(&mut work.stage, stage);
         self.leave(conversation, before);
-        match place {
-            Place::Waiting(number) => drop(self.waiting.insert(number, conversation)),
-            Place::Blocked(until) => drop(self.blocked.insert((until, conversation))),
-            Place::InFlight(_) => {}
+        match stage {
+            Stage::Waiting(number) => drop(self.waiting.insert(number, conversation)),
+            Stage::Blocked(until) => drop(self.blocked.insert((until, conversation))),
+            Stage::InFlight(_) => {}
         }
     }
 
     fn queue(&mut self, conversation: ConversationId) {
         self.back += 1;
-        self.set(conversation, Place::Waiting(self.back));
+        self.set(conversation, Stage::Waiting(self.back));
     }
 
     /// Returns whether a conversation is kept after a failure. If not, it was forgotten meanwhile, and is gone now.
     fn stays(&mut self, conversation: ConversationId) -> bool {
-        let place = self.all.get(&conversation).map(|work| work.place);
-        if place == Some(Place::InFlight(After::Forgotten)) {
+        let stage = self.all.get(&conversation).map(|work| work.stage);
+        if stage == Some(Stage::InFlight(After::Forgotten)) {
             self.remove(conversation);
         }
         self.all.contains_key(&conversation)
@@ -165,9 +165,9 @@ impl Works {
 
     /// Ends the sending of a conversation of which nothing more is known.
     pub(super) fn finish(&mut self, conversation: ConversationId) {
-        match self.all.get(&conversation).map(|work| work.place) {
-            Some(Place::InFlight(After::Woken)) => self.queue(conversation),
-            Some(Place::InFlight(_)) => self.remove(conversation),
+        match self.all.get(&conversation).map(|work| work.stage) {
+            Some(Stage::InFlight(After::Woken)) => self.queue(conversation),
+            Some(Stage::InFlight(_)) => self.remove(conversation),
             _ => {}
         }
     }
@@ -176,7 +176,7 @@ impl Works {
     pub(super) fn put_back(&mut self, conversation: ConversationId) {
         if self.stays(conversation) {
             self.front -= 1;
-            self.set(conversation, Place::Waiting(self.front));
+            self.set(conversation, Stage::Waiting(self.front));
         }
     }
 
@@ -184,7 +184,7 @@ impl Works {
     pub(super) fn block(&mut self, conversation: ConversationId, until: Instant) -> bool {
         let stays = self.stays(conversation);
         if stays {
-            self.set(conversation, Place::Blocked(until));
+            self.set(conversation, Stage::Blocked(until));
         }
         stays
     }
@@ -215,7 +215,7 @@ impl Works {
             taken.push(*conversation);
         }
         for conversation in &taken {
-            self.set(*conversation, Place::InFlight(After::Nothing));
+            self.set(*conversation, Stage::InFlight(After::Nothing));
         }
         (taken, events)
     }
@@ -228,14 +228,14 @@ impl Works {
         };
         let clean = self.waiting.values().find(is_clean);
         let taken = clean.or_else(|| self.waiting.values().next()).copied()?;
-        self.set(taken, Place::InFlight(After::Nothing));
+        self.set(taken, Stage::InFlight(After::Nothing));
         Some(taken)
     }
 
     pub(super) fn accepted(&mut self, conversation: ConversationId, batch: usize) {
         if let Some(work) = self.all.get_mut(&conversation) {
             let cap = work.cap.saturating_mul(2);
-            *work = Work::at(work.place);
+            *work = Work::at(work.stage);
             work.cap = if usize::from(cap) < batch { cap } else { 0 };
         }
         self.finish(conversation);

@@ -29,7 +29,7 @@ fn entry(content: Content) -> Entry {
         sender: user("alice"),
         at: AT,
         content,
-        texts: None,
+        texts: 0,
     }
 }
 

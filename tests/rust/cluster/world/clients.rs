@@ -20,7 +20,7 @@ use tokio::{
     sync::Notify,
     time::{Instant, sleep},
 };
-use tokio_tungstenite::tungstenite::protocol::frame::FrameSocket;
+use tokio_tungstenite::tungstenite::protocol::frame::FrameHeader;
 use uuid::Uuid;
 
 use super::{
@@ -33,10 +33,19 @@ use super::{
 
 /// Takes the frames that a session was sent, and returns their events.
 pub(in crate::cluster) fn events(frames: &mut VecDeque<Frame>) -> Vec<serde_json::Value> {
-    let bytes = frames.drain(..).flat_map(|frame| frame.bytes().to_vec());
-    let mut wire = FrameSocket::new(Cursor::new(bytes.collect::<Vec<_>>()));
-    let read = std::iter::from_fn(|| wire.read(None).unwrap());
-    read.map(|frame| serde_json::from_slice(frame.payload()).unwrap())
+    let bytes: Vec<u8> = frames
+        .drain(..)
+        .flat_map(|frame| frame.bytes().to_vec())
+        .collect();
+    let mut wire = Cursor::new(bytes.as_slice());
+    let next = || {
+        let (_, length) = FrameHeader::parse(&mut wire).unwrap()?;
+        let from = usize::try_from(wire.position()).unwrap();
+        wire.set_position(wire.position() + length);
+        Some(&bytes[from..from + usize::try_from(length).unwrap()])
+    };
+    std::iter::from_fn(next)
+        .map(|payload| serde_json::from_slice(payload).unwrap())
         .collect()
 }
 
@@ -167,22 +176,22 @@ impl World {
             };
             let channel = self.conversations[2];
             let visitor = visitor(session * 10 + VISITOR as u64);
-            let (router, registering) = (cluster.router.clone(), visitor.clone());
+            let (there, registering) = (cluster.clone(), visitor.clone());
             let (pause, looks) = (self.millis(0, 100), self.below(2) == 0);
-            let followed = gateway.ask(async move {
-                let places = router.register(&registering).await.ok()?;
+            let subscribed = gateway.ask(async move {
+                let places = there.users.register(&registering).await.ok()?;
                 sleep(pause).await;
                 if places.iter().any(|place| place.conversation == channel) {
-                    router.follow(&registering, &[channel]).await;
+                    there.channels.subscribe_own(&registering, &[channel]).await;
                 } else {
-                    router.follow(&registering, &[]).await;
+                    there.channels.subscribe_own(&registering, &[]).await;
                 }
                 if looks {
-                    drop(router.subscribe(&registering, channel).await);
+                    drop(there.channels.subscribe(&registering, channel).await);
                 }
                 Some(())
             });
-            if let Some(Some(())) = followed.await {
+            if let Some(Some(())) = subscribed.await {
                 let ends = Instant::now() + self.millis(0, 3_000);
                 while Instant::now() < ends && gateway.is_up() {
                     self.sees(&visitor);
@@ -190,7 +199,7 @@ impl World {
                 }
             }
             gateway
-                .ask(async move { cluster.router.leave(&visitor) })
+                .ask(async move { cluster.users.leave(&visitor) })
                 .await;
         }
     }
@@ -267,18 +276,20 @@ impl Device {
             let Some((cluster, ..)) = up else { continue };
             let id = SessionId(session * 10 + self.user as u64);
             let subscriber = Arc::new(Subscriber::new(id, user(self.user), Codec::Json, 1 << 22));
-            let (registering, router) = (subscriber.clone(), cluster.router.clone());
+            let (registering, there) = (subscriber.clone(), cluster.clone());
             let channel = world.conversations[2];
             let registered = gateway.ask(async move {
-                let places = router.register(&registering).await.ok()?;
+                let places = there.users.register(&registering).await.ok()?;
                 if places.iter().any(|place| place.conversation == channel) {
-                    router.follow(&registering, &[channel]).await;
+                    there.channels.subscribe_own(&registering, &[channel]).await;
                 }
                 Some(places)
             });
             let Some(Some(mut places)) = registered.await else {
-                let (leaving, router) = (subscriber.clone(), cluster.router.clone());
-                gateway.ask(async move { router.leave(&leaving) }).await;
+                let leaving = subscriber.clone();
+                gateway
+                    .ask(async move { cluster.users.leave(&leaving) })
+                    .await;
                 continue;
             };
             *self.connected.lock().unwrap() = Some(gateway.clone());
@@ -286,8 +297,10 @@ impl Device {
             let missed = self.missed(&world, &places);
             self.listen(&world, &gateway, &subscriber, missed).await;
             *self.connected.lock().unwrap() = None;
-            let (leaving, router) = (subscriber.clone(), cluster.router.clone());
-            gateway.tasks.spawn(async move { router.leave(&leaving) });
+            let leaving = subscriber;
+            gateway
+                .tasks
+                .spawn(async move { cluster.users.leave(&leaving) });
         }
     }
 
@@ -313,6 +326,13 @@ impl Device {
             }
         }
         missed.to_read.push_back((2, Seq::MAX));
+        // The inbox may lack a conversation whose first entry was published, and whose owner died before its rows were stored.
+        for conversation in (0..3).filter(|c| self.is_in(*c)) {
+            let is_read = missed.to_read.iter().any(|(of, _)| *of == conversation);
+            if self.held.lock().unwrap()[conversation].lacks_dropped() && !is_read {
+                missed.to_read.push_back((conversation, 0));
+            }
+        }
         if world.changing && world.broken != Some(ClientRule::Resume) {
             missed.to_ask.insert(2);
         }

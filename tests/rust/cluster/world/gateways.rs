@@ -92,13 +92,7 @@ impl Gateway {
             sleep(Duration::from_millis(100)).await;
         }
         let seed = u64::try_from(self.number).unwrap();
-        consumers.start(
-            &cluster.router,
-            &cluster.conversations,
-            &store,
-            &tasks,
-            seed,
-        );
+        consumers.start(&cluster, &store, &tasks, seed);
         let flushing = cluster.inbox.clone();
         tasks.spawn(async move { flushing.run().await });
         cluster.start();
@@ -162,7 +156,6 @@ fn settings(open_max: usize) -> Settings {
         page_bytes_max: 1 << 20,
         edit_window: None,
         reactions_coalesce: Duration::from_millis(250),
-        level: chat_gateway::model::CurrentLevel::of(chat_gateway::model::LEVEL_CONSUMERS),
         consumers: None,
     }
 }

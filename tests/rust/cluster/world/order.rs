@@ -16,9 +16,9 @@ impl Newest {
 
     /// Notes the entry of a live event. If the event left out entries, this returns the newest one before it.
     pub(super) fn live(&mut self, conversation: usize, seq: Seq) -> Result<(), Seq> {
-        let (before, is_followed) = self.0[conversation];
+        let (before, is_known) = self.0[conversation];
         self.0[conversation] = (seq.max(before), true);
-        if is_followed && seq > before + 1 {
+        if is_known && seq > before + 1 {
             return Err(before);
         }
         Ok(())

@@ -97,7 +97,7 @@ impl World {
             {
                 let device = device.clone();
                 let asked = gateway
-                    .ask(async move { cluster.router.set_device(&user(SLEEPER), device).await });
+                    .ask(async move { cluster.users.set_device(&user(SLEEPER), device).await });
                 if let Some(Ok(())) = asked.await {
                     return;
                 }
