@@ -37,8 +37,6 @@ const SETTLED_WITHIN: Duration = Duration::from_secs(5);
 const REMOVED_GRACE: Duration = Duration::from_secs(2);
 /// The time for which a leaving gateway waits until the others acknowledge its last messages.
 const SAID_WITHIN: Duration = Duration::from_secs(2);
-/// The time for which a leaving gateway waits until others have finished conversations that did not close in time.
-const HANDED_OVER_WITHIN: Duration = Duration::from_secs(3);
 /// The pause before a step of the start is retried.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 /// The time between two attempts to repair conversations that are damaged.
@@ -156,10 +154,7 @@ impl Node {
         // Another start continues the inspection of a file.
         self.core.drain();
         let tasks = self.core.finished(left()).await;
-        let handed_over = self
-            .cluster
-            .handed_over(left().min(HANDED_OVER_WITHIN))
-            .await;
+        let handed_over = self.cluster.handed_over(&self.members, ends).await;
         let finished = let_go && tasks && handed_over;
         if !finished {
             tracing::warn!(

@@ -147,14 +147,18 @@ impl Server {
             }
         };
         std::thread::spawn(move || {
+            let mut drains = false;
             for line in lines.map_while(Result::ok) {
                 keep(&mut kept, &line);
                 let panicked = line.contains("panicked");
                 if panicked {
                     PANICKED.store(true, Ordering::Relaxed);
                 }
+                drains |= line.contains("\"draining\"");
                 let tell = ["\"ERROR\"", "removed from the ring"];
-                if panicked || tell.iter().any(|what| line.contains(what)) {
+                // Each warning of a drain may be why it was not clean.
+                let why = drains && line.contains("\"WARN\"");
+                if panicked || why || tell.iter().any(|what| line.contains(what)) {
                     eprintln!("{line}");
                 }
             }

@@ -190,9 +190,10 @@ impl Cluster {
         let mut done = false;
         let let_go = async {
             // Another gateway may be dead, and its publications count as delivered only when that is known.
-            let closed_by = match &self.exchange {
-                Some(_) => ends.min(Instant::now() + LET_GO_WITHIN),
-                None => ends,
+            let closed_by = if members.has_others() {
+                ends.min(Instant::now() + LET_GO_WITHIN)
+            } else {
+                ends
             };
             drop(timeout_at(closed_by, self.conversations.close()).await);
             // Rule [flush]: a row is written before another home answers for its user.
@@ -207,15 +208,13 @@ impl Cluster {
         done
     }
 
-    /// Waits until other gateways have finished the conversations that did not close in time, for `limit` at most. Returns
-    /// whether they have.
-    pub async fn handed_over(&self, limit: Duration) -> bool {
-        match &self.exchange {
-            Some(_) => timeout(limit, self.conversations.wait_until_finished())
-                .await
-                .is_ok(),
-            None => true,
+    /// Waits until other gateways have finished the conversations that did not close in time, until `ends` at most. Returns
+    /// whether they have. It does not wait if there is no other gateway.
+    pub async fn handed_over(&self, members: &MembershipAgent, ends: Instant) -> bool {
+        if members.has_others() {
+            drop(timeout_at(ends, self.conversations.wait_until_finished()).await);
         }
+        self.exchange.is_none() || self.conversations.is_finished()
     }
 
     /// Waits until the others have acknowledged the last messages, for `limit` at most. To be called after leaving.

@@ -31,8 +31,8 @@ def up():
     """Returns a function that starts a cluster. After the test all database nodes are up and the clusters are stopped."""
     started = []
 
-    def go(kind):
-        cluster = kind(**QUICK)
+    def go(kind, **settings):
+        cluster = kind(**QUICK, **settings)
         started.append(cluster)
         return cluster.start()
 
@@ -371,6 +371,27 @@ async def test_a_rolling_restart_is_no_more_than_a_reconnect(three):
         await settle(people)
     print(f"{refusals} refusals, each accepted when repeated; slowest message while a gateway left, in seconds:",
         [round(t, 3) for t in pauses], "and in the second before it left:", [round(t, 3) for t in usual], flush=True)
+
+
+async def test_a_leaving_gateway_waits_for_those_that_take_over(up):
+    """Another gateway is paused meanwhile, so nothing that it has to acknowledge ends until the third has removed it."""
+    three = up(Three, drain__delay_ms=0, drain__spread_ms=0)
+    leaving, paused, third = three.nodes
+    alice, bob = await third.connect("alice"), await paused.connect("bob")
+    groups = [await alice.create("group", bob.hello["user"]) for _ in range(24)]
+    began = time.monotonic()
+    paused.process.send_signal(signal.SIGSTOP)
+    try:
+        # Acknowledged or not: those of the gateway that leaves are stored, and wait for the one that is paused.
+        sent = [asyncio.create_task(alice.send(group, "hello")) for group in groups]
+        await asyncio.wait(sent, timeout=1)
+        code = await asyncio.to_thread(leaving.stop)
+        took = time.monotonic() - began
+        assert code == 0, "\n".join(str(line) for line in leaving.log()[-12:])
+    finally:
+        paused.process.send_signal(signal.SIGCONT)
+    print(f"drained {took:.1f} s after another gateway was paused", flush=True)
+    await asyncio.gather(*sent, return_exceptions=True)
 
 
 async def test_a_gateway_without_the_cluster_secret_is_refused(three):

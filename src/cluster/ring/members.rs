@@ -402,6 +402,11 @@ impl MembershipAgent {
         self.rules().row()
     }
 
+    /// Returns whether the ring has a member besides this gateway.
+    pub(crate) fn has_others(&self) -> bool {
+        self.row().members.iter().any(|&member| member != self.me)
+    }
+
     /// Returns the level of the ring, which rises while the gateway runs.
     #[must_use]
     pub fn level(&self) -> CurrentLevel {
