@@ -4,6 +4,8 @@ import { ChatError } from './codes.js';
 export const BACKOFF_FIRST_MS = 500;
 /** The upper bound of any delay, in milliseconds. */
 export const BACKOFF_MAX_MS = 20_000;
+/** The time limit for a token, and for a URL. */
+export const SOURCE_TIMEOUT_MS = 30_000;
 
 /** Returns the milliseconds to wait before an attempt: a random part of its upper bound, so that clients that lost the
  * same gateway do not come back together ("full jitter", AWS Architecture Blog 2015). */

@@ -73,21 +73,23 @@ export function upTo(entry: Stored, rev: Rev): Stored {
   return isCounted ? shown(entry, { ...state, rev }) : entry;
 }
 
-/** Applies a change of this device that the gateway acknowledged. */
-export function acknowledged(entry: Stored, { change, at, user }: OutboxEntry, rev: Rev): Stored {
+/** Applies a change of this device that the gateway acknowledged.
+ * @param ahead How far the clock of the gateway is ahead. */
+export function acknowledged(entry: Stored, { change, at, user }: OutboxEntry, rev: Rev, ahead: Millis): Stored {
   const state = stateOf(entry);
   if (!change) return entry;
   if (change.type === 'react' || change.type === 'unreact') return reacted(entry, change.emoji, change.type === 'react', rev);
   // The entry contains it, or something newer.
   if (state.rev >= rev || entry.deleted) return entry;
-  const next = optimistic(entry, change, user, at);
+  const next = optimistic(entry, change, user, at + ahead);
   // The text was the same already, or the event of an earlier attempt brought it, with the gateway's time.
-  const isKnown = isSame(next, { ...entry, editedAt: at });
+  const isKnown = isSame(next, { ...entry, editedAt: at + ahead });
   return shown(isKnown ? entry : next, change.type === 'edit' ? { ...state, content: rev } : state);
 }
 
-/** Returns a message as it is to be shown while changes wait: with those that were not refused, and with the newest one that was. */
-export function pending<M extends ChatMessage>(message: M, waiting: readonly OutboxEntry[]): M {
+/** Returns a message as it is to be shown while changes wait: with those that were not refused, and with the newest one that was.
+ * @param ahead How far the clock of the gateway is ahead. */
+export function pending<M extends ChatMessage>(message: M, waiting: readonly OutboxEntry[], ahead: Millis): M {
   let next = message;
   const names: OutboxChange['type'][] = [];
   let failedChange: FailedChange | undefined;
@@ -95,7 +97,7 @@ export function pending<M extends ChatMessage>(message: M, waiting: readonly Out
     if (!change) continue;
     if (error) failedChange = { key, type: change.type, error, ...(change.type === 'edit' && { body: change.body }) };
     else {
-      next = optimistic(next, change, user, at);
+      next = optimistic(next, change, user, at + ahead);
       names.push(change.type);
     }
   }

@@ -1,6 +1,6 @@
 /** The connection to a gateway, made again whenever it breaks. The pure function `next` has the states and the steps between
  * them; the class `Connection` carries them out. */
-import { backoff, delay, within } from './backoff.js';
+import { backoff, delay, SOURCE_TIMEOUT_MS, within } from './backoff.js';
 import type { Codec, Frame } from './codec.js';
 import {
   BAD_FRAME,
@@ -41,8 +41,6 @@ export type Step =
   /** No token was returned, or no socket can be opened. */
   | { on: 'no_token'; error: Error };
 
-/** The time limit for a token. */
-const TOKEN_TIMEOUT_MS = 30_000;
 /** The time limit for the socket and the answer to `connect` together. */
 const CONNECT_TIMEOUT_MS = 10_000;
 /** The number of cursors in one frame. */
@@ -285,7 +283,7 @@ export class Connection {
     let socket: WebSocket;
     try {
       token = await this.token(state.token);
-      [url, this.#codec] = await within(TOKEN_TIMEOUT_MS, () => Promise.all([this.#hooks.url(), this.#hooks.codec()]));
+      [url, this.#codec] = await within(SOURCE_TIMEOUT_MS, () => Promise.all([this.#hooks.url(), this.#hooks.codec()]));
       if (isOver()) return;
       this.#fresh = this.#token !== known;
       socket = this.#connect(url);
@@ -441,7 +439,7 @@ export class Connection {
     if (reason === 'initial' && known && known.expires - this.now() > EXPIRING_MS) return known.text;
     if (this.#fetched) return this.#fetched;
     const why = known ? reason : 'initial';
-    const fetched = within(TOKEN_TIMEOUT_MS, async (signal) => this.#hooks.token({ reason: why, signal }))
+    const fetched = within(SOURCE_TIMEOUT_MS, async (signal) => this.#hooks.token({ reason: why, signal }))
       .then((given) => {
         const text = textOf(given, 'token');
         // The gateway that accepts it tells its expiry. After `clear()` it is not kept.

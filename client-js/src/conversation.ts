@@ -393,7 +393,7 @@ export class Conversation extends List<ConversationEvents> {
   /** @internal Applies a change that the gateway acknowledged, because its event comes later. */
   accepted(entry: OutboxEntry, rev: Rev): void {
     for (const seq of changes.keysOf(entry.change!) as Seq[])
-      this.#update((known) => this.#upToDate(changes.acknowledged(known, entry, rev)), seq);
+      this.#update((known) => this.#upToDate(changes.acknowledged(known, entry, rev, this.#host.ahead)), seq);
   }
 
   /** @internal Drops all states, because the client missed too many changes, and reads the list again. */
@@ -427,7 +427,7 @@ export class Conversation extends List<ConversationEvents> {
     const { key, seq = key } = message;
     const own = waiting.filter(({ change }) => changes.keysOf(change!).includes(seq));
     if (!own.length) return message;
-    const now = changes.pending(message, own);
+    const now = changes.pending(message, own, this.#host.ahead);
     const before = this.#changed.get(key) as M;
     if (isSame(before, now)) return before;
     this.#changed.set(key, now);

@@ -95,22 +95,14 @@ export function openOutbox(name: string): Omit<Required<OutboxStorage>, 'shared'
 /** @param over Aborted if it took too long. A database that opens afterwards is closed. */
 function open(name: string, over: AbortSignal): Promise<IDBDatabase> {
   const request = indexedDB.open(name, 4);
-  request.onupgradeneeded = ({ oldVersion }) => {
-    const { result: database, transaction } = request;
-    database.createObjectStore('texts');
-    if (oldVersion === 3) return;
+  request.onupgradeneeded = () => {
+    const { result: database } = request;
+    // The earlier versions were never released.
+    for (const old of database.objectStoreNames) database.deleteObjectStore(old);
+    database.createObjectStore('outbox', { keyPath: 'clientId' });
     // A store of their own, because an entry is written often.
     database.createObjectStore('files');
-    if (oldVersion === 2) return;
-    const create = () => database.createObjectStore('outbox', { keyPath: 'clientId' });
-    if (oldVersion === 0) return create();
-    // The fields of version 1 have `snake_case` names.
-    const old = transaction!.objectStore('outbox').getAll();
-    old.onsuccess = () => {
-      database.deleteObjectStore('outbox');
-      const outbox = create();
-      for (const { client_id: clientId, reply_to: replyTo, ...entry } of old.result) outbox.put({ ...entry, clientId, replyTo });
-    };
+    database.createObjectStore('texts');
   };
   return new Promise((resolve, reject) => {
     request.onerror = () => reject(request.error);

@@ -132,13 +132,14 @@ export abstract class List<Events> extends Emitter<Events> {
     return this.#begun && (this.timeline.last ?? 0) >= this.head;
   }
 
-  /** Opens the live list, at the newest message or around the seq `at`. Returns a function that closes it. */
+  /** Opens the live list, at the newest message or around the seq `at`. Returns a function that closes it. A list that is open
+   * already jumps to `at`. */
   open({ at }: { at?: Seq } = {}): Dispose {
     clearTimeout(this.#releasing);
     if (++this.users === 1 && !this.timeline.entries.length) {
       this.#beginAt(at);
       void this.meet();
-    }
+    } else if (at !== undefined && this.#anew?.at !== at) this.jumpTo(at).catch(() => {});
     // Messages may have arrived while the list was not open.
     this.fill();
     this.hold();

@@ -22,12 +22,6 @@ export function merged(known: Local | undefined, entry: OutboxEntry, isTried: bo
   return known;
 }
 
-/** Gives an entry of an earlier version a gateway. It may be meant for another one, so the user decides whether to send it. */
-export function adopt(entry: OutboxEntry, gateway: string): void {
-  entry.gateway = gateway;
-  entry.failed ??= { code: 'expired', message: 'written for an unknown gateway' };
-}
-
 /** Whether an entry can be sent: it waits neither for files, nor for the note of another tab, nor for the seq of its message. */
 export function isReady({ failed, sent, missingTimer, change, files, uploads }: Local): boolean {
   return !failed && !sent && !files && !uploads && !missingTimer && !(change && 'of' in change);
@@ -51,15 +45,9 @@ export function editBefore(waiting: readonly Pending[], change: OutboxChange, fr
 
 /** Returns the edits that were written over an edit, and those over them.
  * @param changes The changes in the outbox. */
-export function editsOver(changes: readonly Local[], { clientId, change }: Local): Local[] {
-  if (change?.type !== 'edit') return [];
+export function editsOver(changes: readonly Local[], { clientId }: Local): Local[] {
   const before = new Set([clientId]);
-  return changes.filter(({ clientId: id, over, change: later }) => {
-    if (id === clientId || later?.type !== 'edit') return false;
-    const isOver = over === undefined ? later.seq === change.seq : before.has(over);
-    if (isOver) before.add(id);
-    return isOver;
-  });
+  return changes.filter(({ clientId: id, over }) => before.has(over!) && before.add(id));
 }
 
 /** Returns an edit whose base is at least `rev`. */

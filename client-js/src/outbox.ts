@@ -9,7 +9,7 @@ import { uuid } from './ids.js';
 import type { ChangeRequest, Draft, Local, Note, OutboxHost, Pending, Text, Waiting } from './outbox-entry.js';
 import { OUTBOX_MAX, plainOf, RETRY_MAX_MS, remember, STORAGE_TIMEOUT_MS, shown, uploadsOf, WATCH_MS, whatOf } from './outbox-entry.js';
 import type { OutboxFiles } from './outbox-files.js';
-import { adopt, editBefore, editsOver, isLate, isReady, merged, NOTE_MS, raised } from './outbox-rules.js';
+import { editBefore, editsOver, isLate, isReady, merged, NOTE_MS, raised } from './outbox-rules.js';
 import type { OutboxChange, OutboxEntry, OutboxStorage } from './storage.js';
 import { Tabs } from './tabs.js';
 import type { Accepted, Attachment, ConversationId, Rev, Sent, Seq, UserId } from './types.js';
@@ -275,10 +275,10 @@ export class Outbox {
     return waiting;
   }
 
-  /** Returns the entries of the storage that are for this gateway. Entries of earlier versions name none. */
+  /** Returns the entries of the storage that are for this gateway. */
   async #stored(user: UserId): Promise<OutboxEntry[]> {
     const all = await this.#storage.entries(user);
-    return all.filter((entry) => entry?.clientId && entry.at > this.#cleared && (entry.gateway ?? this.#scope) === this.#scope);
+    return all.filter((entry) => entry?.clientId && entry.at > this.#cleared && entry.gateway === this.#scope);
   }
 
   #queue(entry: Local): void {
@@ -338,10 +338,6 @@ export class Outbox {
         if (this.#revs.has(entry.clientId)) {
           void this.#write(() => this.#storage.remove(entry.clientId));
           continue;
-        }
-        if (entry.gateway === undefined) {
-          adopt(entry, this.#scope);
-          void this.#write(() => this.#storage.put(entry));
         }
         const known = this.#entries.get(entry.clientId);
         this.#stopWaiting(known);

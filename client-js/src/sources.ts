@@ -1,4 +1,6 @@
 /** What an application passes to a client, URLs and tokens or functions that return them, and what takes its place. */
+
+import { SOURCE_TIMEOUT_MS, within } from './backoff.js';
 import { indexedDbStorage } from './browser-storage.js';
 import { ChatError, textOf, UnauthorizedError } from './codes.js';
 import type { TokenSource } from './connection.js';
@@ -15,14 +17,15 @@ export function originOf(url: string): string {
   }
 }
 
-/** Returns a source of URLs from one of the application. After a value that is no URL, the client asks again. */
+/** Returns a source of URLs from one of the application. After a value that is no URL, or none in time, the client asks again. */
 export function urlsOf(source: () => Promise<string> | string): () => Promise<string> {
-  return async () => {
-    const url = textOf(await source(), 'url');
-    // Throws if it is none.
-    new URL(url, globalThis.location?.href);
-    return url;
-  };
+  return () =>
+    within(SOURCE_TIMEOUT_MS, async () => {
+      const url = textOf(await source(), 'url');
+      // Throws if it is none.
+      new URL(url, globalThis.location?.href);
+      return url;
+    });
 }
 
 /** Parts of a client that are loaded once they are needed. */
@@ -41,7 +44,9 @@ export async function loadedOnce<P, K extends keyof P>(parts: Parts<P>, name: K,
 /** Returns a source for a token that cannot be renewed. */
 export function fixed(token: string): TokenSource {
   return ({ reason }) => {
-    if (reason !== 'initial') throw new UnauthorizedError('the token expired or was refused');
+    if (reason !== 'initial') throw new UnauthorizedError('the token expired or was refused: pass a function that returns a new one');
+    // Such as a variable of the environment that is not set.
+    if (typeof token !== 'string' || !token) throw new UnauthorizedError();
     return token;
   };
 }

@@ -28,8 +28,8 @@ export interface OutboxEntry {
   /** The idempotency key: a message that is sent twice is stored once. */
   clientId: string;
   user: UserId;
-  /** The scope of the gateway it is for. Entries of earlier versions have none. */
-  gateway?: string;
+  /** The scope of the gateway it is for. */
+  gateway: string;
   /** The other user of a direct chat that may not have been created yet. */
   dm?: UserId;
   conversation: ConversationId;
@@ -43,7 +43,7 @@ export interface OutboxEntry {
   /** The change, if the entry is not a message. `body` is then empty. */
   change?: OutboxChange;
   /** For an edit: the client id of the waiting edit whose text it replaces; empty if there is none. It is no conflict with that
-   * one. Edits of earlier versions lack the field, and are no conflict with any earlier edit in the outbox. */
+   * one. */
   over?: string | undefined;
   /** The time when it was written. Entries are sent in this order. */
   at: Millis;

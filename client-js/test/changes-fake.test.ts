@@ -294,24 +294,6 @@ describe('several own changes', () => {
     expectSame(again);
   });
 
-  test('of one message that an earlier version stored are not refused with `conflict`', async () => {
-    const storage = memoryStorage();
-    const stored = { user: 'alice', gateway: 'ws://fake', conversation: 'c', body: '' };
-    // That version did not note which edit was written over which.
-    for (const [at, body] of ['a', 'b', 'c'].entries())
-      await storage.put({ ...stored, clientId: body, at: Date.now() + at, change: { type: 'edit', seq: 1, baseRev: 0, body } });
-    await storage.put({ ...stored, clientId: 'react', at: Date.now() + 8, change: { type: 'react', seq: 3, emoji: '👍' } });
-    await storage.put({ ...stored, clientId: 'd', at: Date.now() + 9, change: { type: 'edit', seq: 3, baseRev: 0, body: 'd' } });
-    server.change('alice', { type: 'edit', seq: 3, body: 'of the phone' });
-    const client = await connect({ storage });
-    const list = await open(client);
-    await until(() => list.messages.every(({ pending }) => !pending));
-    expect(list.message(1)).toMatchObject({ body: 'c' });
-    expect(list.message(1)).not.toHaveProperty('failedChange');
-    // Neither another message's edits nor a reaction hide an edit of another device.
-    expect(list.message(3)).toMatchObject({ body: 'of the phone', failedChange: { error: { code: 'conflict' } } });
-  });
-
   test('are not sent again because their removal from the storage failed', async () => {
     const storage = memoryStorage();
     let isBroken = true;

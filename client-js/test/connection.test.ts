@@ -135,6 +135,12 @@ describe('a client', () => {
     expect(client.state).toMatchObject({ at: 'closed', error: { code: 'unauthorized' } });
   });
 
+  test.each([undefined, ''])('a token that is %j ends it at once', async (token) => {
+    const client = make({ token: token as unknown as string });
+    await expect(client.connect()).rejects.toBeInstanceOf(UnauthorizedError);
+    expect(client.state.at).toBe('closed');
+  });
+
   test('retries a failed token(), and stops at UnauthorizedError', async () => {
     let error: Error = new Error('no network');
     const token = vi.fn(async () => {

@@ -82,7 +82,7 @@ test('what an application does later with its array of files changes no message'
 });
 
 test('an earlier copy in a storage that refuses writes does not undo a refusal', () => {
-  const entry = { clientId: 'a', user: 'alice', conversation: 'c', body: 'x', at: 1 };
+  const entry = { clientId: 'a', user: 'alice', gateway: 'ws://fake', conversation: 'c', body: 'x', at: 1 };
   const failed = { code: 'forbidden' as const, message: 'no' };
   expect(merged({ ...entry, failed, unsaved: true }, entry, false)).toMatchObject({ failed });
   expect(merged({ ...entry, failed }, entry, false).failed).toBeUndefined();

@@ -205,6 +205,32 @@ describe('a clock that is an hour ahead', () => {
     expect(Math.abs(conversation.messages[0]!.at - gatewayNow())).toBeLessThan(HOUR / 60);
   });
 
+  test('changes no time of an edit or a deletion that waits, or was just acknowledged', async () => {
+    server.changes = { time: gatewayNow(), expires_at: gatewayNow() + HOUR };
+    server.answers.conversation = ({ conversation }) => ({ type: 'conversation', conversation, kind: 'group', participant_count: 1 });
+    server.answers.participants = () => ({ type: 'participants', items: [] });
+    const message = { type: 'message', conversation: 'c', sender: 'alice', kind: 'text', at: 1 };
+    const messages = [1, 2].map((seq) => ({ ...message, seq, message_id: `m${seq}`, client_id: `c${seq}`, body: 'old' }));
+    server.answers.history = () => ({ type: 'history', messages, rev: 0, head: 2 });
+    server.answers.edit = server.answers.delete = () => undefined;
+    const client = make();
+    await client.connect();
+    const list = client.conversation('c');
+    const close = list.open();
+    await list.whenLoaded();
+    const isNow = (at: number | undefined) => expect(Math.abs(at! - gatewayNow())).toBeLessThan(HOUR / 60);
+    const edited = list.edit(1, 'new');
+    void list.delete(2);
+    isNow(list.message(1)!.editedAt);
+    isNow(list.message(2)!.deleted!.at);
+    await until(() => server.received('edit').length);
+    server.socket.say({ type: 'accepted', id: server.received('edit')[0]!.id, rev: 1 });
+    await edited;
+    expect(list.message(1)).not.toHaveProperty('pending');
+    isNow(list.message(1)!.editedAt);
+    close();
+  });
+
   test('is noticed by a ping, if it was set while the connection lasts', async () => {
     const client = make();
     await client.connect();

@@ -64,6 +64,21 @@ test('url() has a time limit', async () => {
   expect(client.state).toMatchObject({ at: 'waiting', error: { code: 'unreachable' } });
 });
 
+test('url() has a time limit for uploads, too', async () => {
+  const give = vi.fn<() => Promise<string> | string>(() => 'ws://fake');
+  await make({}, async () => give()).connect();
+  vi.stubGlobal('fetch', () => Promise.resolve(new Response(null, { status: 400 })));
+  give.mockImplementation(never);
+  const file = made[0]!.conversation('c').attach(new Blob(['x']));
+  const refused = expect(file.done).rejects.toMatchObject({ code: 'bad_request' });
+  await vi.waitFor(() => expect(give).toHaveBeenCalledTimes(2));
+  give.mockImplementation(() => 'ws://fake');
+  // Another attempt follows.
+  await vi.advanceTimersByTimeAsync(32_000);
+  await refused;
+  vi.unstubAllGlobals();
+});
+
 test('loading the codec has a time limit', async () => {
   const connection = new Connection({
     url: () => 'ws://fake',

@@ -286,6 +286,45 @@ test('a message that comes while the first page is loaded is in the list', async
   expect(list.atEnd).toBe(true);
 });
 
+test('a list that is open or still loaded jumps to where it is opened', async () => {
+  const server = new FakeServer();
+  log(server, 'c', () => 200);
+  const newest = server.answers.history!;
+  server.answers.history = (request) => {
+    const { around, limit } = request as unknown as { around?: number; limit: number };
+    return newest(around === undefined ? request : { ...request, after: around - limit / 2 });
+  };
+  const client = await connect(server);
+  const list = client.conversation('c');
+  // Before the first page came, too.
+  const ends = [list.open(), list.open({ at: 50 })];
+  await list.whenLoaded();
+  expect(list.messages.some(({ seq }) => seq === 50)).toBe(true);
+  ends.push(list.open({ at: 100 }));
+  await list.whenLoaded();
+  expect(list.messages.some(({ seq }) => seq === 100)).toBe(true);
+  for (const end of ends) end();
+  const asked = server.received('history').length;
+  const end = list.open({ at: 20 });
+  await list.whenLoaded();
+  expect(list.messages.some(({ seq }) => seq === 20)).toBe(true);
+  expect(server.received('history')).toHaveLength(asked + 1);
+  end();
+});
+
+test('two components that open a list at one place load it once', async () => {
+  const server = new FakeServer();
+  log(server, 'c', () => 20);
+  const client = await connect(server);
+  const list = client.conversation('c');
+  list.open({ at: 7 })();
+  const ends = [list.open({ at: 7 }), list.open({ at: 7 })];
+  await list.whenLoaded();
+  await settled();
+  expect(server.received('history')).toHaveLength(1);
+  for (const end of ends) end();
+});
+
 test('a list that is opened again has the messages that came in between', async () => {
   const server = new FakeServer();
   let head = 30;

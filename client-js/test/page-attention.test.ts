@@ -2,7 +2,7 @@
 import type { BrowserContext, Locator, Page, WebSocketRoute } from 'playwright-core';
 import { expect, test } from 'vitest';
 import { until, user } from './support/gateway.js';
-import { openDm, setUp, texts } from './support/people.js';
+import { openDm, setUp, texts, write } from './support/people.js';
 
 const { gateway, people } = setUp();
 
@@ -212,4 +212,19 @@ test('messages are announced when they come, and not again when others are delet
   await live.getByText('two').waitFor({ state: 'detached' });
   const said = await page.evaluate(() => (globalThis as unknown as { said: string[] }).said);
   expect(said).toEqual([`${b}: one`, `${b}: one`, `${b}: two`]);
+});
+
+test('a conversation that the address names is shown while the connection hangs', async () => {
+  const [a, b] = [user('alice'), user('bob')];
+  const page = await people.signIn(await people.person(), a);
+  await openDm(page, b);
+  await write(page, 'hello');
+  await page.locator('.message[data-state=sent]').waitFor();
+  // It opens, and nobody answers.
+  await page.routeWebSocket(/./, () => {});
+  await page.clock.install();
+  await page.reload();
+  await page.locator('main[aria-busy=true]').waitFor({ state: 'attached' });
+  await page.clock.fastForward(3_000);
+  await page.getByLabel('Message', { exact: true }).waitFor();
 });

@@ -63,6 +63,27 @@ test('signing out asks before it deletes unsent messages, and clears this tab an
   expect(await page.getByLabel('Message', { exact: true }).inputValue()).toBe('');
 });
 
+test('changes that wait are counted apart from messages', async () => {
+  const [a, b] = [user('alice'), user('bob')];
+  const page = await people.signIn(await people.person(), a);
+  await openDm(page, b);
+  await write(page, 'sent');
+  await page.locator('.message[data-state=sent]').waitFor();
+  await gateway.kill();
+  try {
+    await write(page, 'unsent');
+    await page.getByRole('button', { name: 'Message menu' }).first().click();
+    await page.getByRole('menuitem', { name: 'Delete' }).click();
+    await page.getByRole('dialog').getByRole('button', { name: 'Delete' }).click();
+    await page.getByText('You deleted this message').waitFor();
+    await until(async () => /"type":"delete"/.test(await stored(page)), 'stored');
+    await page.getByRole('button', { name: 'Sign out' }).click();
+    await page.getByText('1 message and 1 change are not sent yet. Sign out and delete them?').waitFor();
+  } finally {
+    await gateway.start();
+  }
+});
+
 test('signing out does not ask when all is sent, and another user in another tab stays', async () => {
   const [a, b] = [user('alice'), user('bob')];
   const context = await people.person();

@@ -163,7 +163,7 @@ test('calls of the storage take effect in their order', async () => {
   const storage = new NativeStorage();
   const { asyncStorage } = new NativeApp<Example>(script, storage).app;
   const kept = asyncStorage();
-  const entry = (clientId: string, body: string): OutboxEntry => ({ clientId, body, user: 'alice', conversation: 'c', at: 1 });
+  const entry = (clientId: string, body: string): OutboxEntry => ({ clientId, body, user: 'alice', gateway: '', conversation: 'c', at: 1 });
   for (let i = 0; i < 20; i++) {
     void kept.put(entry('gone', `${i}`));
     void kept.put(entry('stays', `${i}`));

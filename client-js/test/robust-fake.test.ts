@@ -208,17 +208,6 @@ describe('a stored message', () => {
     expect(server.received('send').map(({ body }) => body)).toEqual(['for two', 'for one']);
   });
 
-  test('without a gateway fails, and can be retried or discarded', async () => {
-    store();
-    const storage = memoryStorage();
-    await storage.put({ clientId: 'x', user: 'alice', conversation: 'c', body: 'old', at: 1 });
-    const client = make({ storage });
-    await client.connect();
-    await until(() => client.conversation('c').messages[0]?.state === 'failed');
-    client.conversation('c').retry('x');
-    await until(() => server.received('send').some(({ body }) => body === 'old'));
-  });
-
   test('is deleted by logout()', async () => {
     server.answers.send = () => undefined;
     const storage = memoryStorage();
@@ -274,7 +263,7 @@ describe('a stored message', () => {
     client.disconnect();
     await storage.entries('alice').catch(() => {});
     vi.doUnmock('../src/indexed-db.js');
-    const entry = { clientId: 'a', user: 'alice', conversation: 'c', body: 'two', at: 1 };
+    const entry = { clientId: 'a', user: 'alice', gateway: 'ws://fake', conversation: 'c', body: 'two', at: 1 };
     const stored = () =>
       storage.put(entry).then(
         () => true,
@@ -282,20 +271,6 @@ describe('a stored message', () => {
       );
     await until(stored);
     expect(await storage.entries('alice')).toEqual([entry]);
-  });
-
-  test('an IndexedDB of version 1 is migrated', async () => {
-    const opening = indexedDB.open('old', 1);
-    opening.onupgradeneeded = () => {
-      const entry = { client_id: 'a', user: 'alice', conversation: 'c', body: 'one', reply_to: 3, at: 1 };
-      opening.result.createObjectStore('outbox', { keyPath: 'client_id' }).put(entry);
-    };
-    await new Promise((resolve) => {
-      opening.onsuccess = resolve;
-    });
-    opening.result.close();
-    const entry = { clientId: 'a', user: 'alice', conversation: 'c', body: 'one', replyTo: 3, at: 1 };
-    expect(await indexedDbStorage('old').entries('alice')).toEqual([entry]);
   });
 
   test('an IndexedDB that is forbidden is replaced by memory, with an error', async () => {

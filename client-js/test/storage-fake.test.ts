@@ -62,7 +62,7 @@ test('a database that never opens is opened again', async () => {
     .mockImplementation(open);
   vi.useFakeTimers({ toFake: ['setTimeout', 'clearTimeout'] });
   const storage = indexedDbStorage('hangs');
-  const entry = { clientId: 'a', user: 'alice', conversation: 'c', body: 'one', at: 1 };
+  const entry = { clientId: 'a', user: 'alice', gateway: 'ws://fake', conversation: 'c', body: 'one', at: 1 };
   const put = storage.put(entry);
   const refused = expect(put).rejects.toMatchObject({ code: 'timeout' });
   await vi.waitFor(() => expect(indexedDB.open).toHaveBeenCalled());
@@ -92,7 +92,7 @@ test('a connection that WebKit lost is made anew', async () => {
     throw new DOMException('Connection to Indexed Database server lost. Refresh the page to try again', 'UnknownError');
   };
   vi.spyOn(IDBDatabase.prototype, 'transaction').mockImplementationOnce(lost);
-  const entry = { clientId: 'a', user: 'alice', conversation: 'c', body: 'one', at: 1 };
+  const entry = { clientId: 'a', user: 'alice', gateway: 'ws://fake', conversation: 'c', body: 'one', at: 1 };
   await storage.put(entry);
   expect(await storage.entries('alice')).toEqual([entry]);
 });

@@ -16,6 +16,9 @@ import { useSignOut } from './sign-out.js';
 import { useSound } from './sound.js';
 import { Thread } from './Thread.js';
 
+/** How long a conversation that the address names waits for the inbox. A connection may hang for longer. */
+const KNOWN_WITHIN_MS = 3_000;
+
 export function App() {
   const [session, setSession] = useState(remembered);
   const [problem, setProblem] = useState<string>();
@@ -114,7 +117,12 @@ function Chat({ session, onSignOut }: { session: Session; onSignOut: (why?: stri
   const { items, loaded, error } = useInbox(chat);
   // An address may name a conversation before its inbox item is here, which says what is unread. Without a connection there is no waiting.
   const isKnown = useRef(false);
-  isKnown.current ||= loaded || !!error || state.at === 'waiting' || state.at === 'closed';
+  const [isLate, setLate] = useState(false);
+  useEffect(() => {
+    const timer = setTimeout(setLate, KNOWN_WITHIN_MS, true);
+    return () => clearTimeout(timer);
+  }, []);
+  isKnown.current ||= loaded || !!error || isLate || state.at === 'waiting' || state.at === 'closed';
   const [route, select] = useRoute();
   const selected = route.id;
   const devices = useDevices(chat);

@@ -71,7 +71,7 @@ export function useSignOut({ chat, user, storage, onSignedOut }: Props) {
     const late = new Promise<OutboxEntry[]>((resolve) => setTimeout(resolve, STORAGE_TIMEOUT_MS, []));
     const entries = await Promise.race([storage.entries(user).catch(() => []), late]);
     // Signing out does not delete the messages for other gateways, so they are not counted.
-    const here = entries.filter(({ gateway }) => gateway === undefined || gateway === scope);
+    const here = entries.filter(({ gateway }) => gateway === scope);
     const changes = here.filter(({ change }) => change).length;
     const unsent = { messages: here.length - changes, changes, files: countAttached(user) };
     if (here.length + unsent.files) setUnsent(unsent);
