@@ -208,13 +208,13 @@ impl Cluster {
         done
     }
 
-    /// Waits until other gateways have finished the conversations that did not close in time, until `ends` at most. Returns
-    /// whether they have. It does not wait if there is no other gateway.
-    pub async fn handed_over(&self, members: &MembershipAgent, ends: Instant) -> bool {
+    /// Waits until other gateways, if there are any, have finished the conversations that did not close in time, for `limit` at
+    /// most. Returns whether nothing is left.
+    pub async fn handed_over(&self, members: &MembershipAgent, limit: Duration) -> bool {
         if members.has_others() {
-            drop(timeout_at(ends, self.conversations.wait_until_finished()).await);
+            drop(timeout(limit, self.conversations.wait_until_finished()).await);
         }
-        self.exchange.is_none() || self.conversations.is_finished()
+        self.conversations.is_finished()
     }
 
     /// Waits until the others have acknowledged the last messages, for `limit` at most. To be called after leaving.

@@ -373,8 +373,8 @@ async def test_a_rolling_restart_is_no_more_than_a_reconnect(three):
         [round(t, 3) for t in pauses], "and in the second before it left:", [round(t, 3) for t in usual], flush=True)
 
 
-async def test_a_leaving_gateway_waits_for_those_that_take_over(up):
-    """Another gateway is paused meanwhile, so nothing that it has to acknowledge ends until the third has removed it."""
+async def test_a_drain_is_clean_while_another_gateway_is_paused(up):
+    """What the paused one has to acknowledge cannot end before the third has removed it, and everything is stored."""
     three = up(Three, drain__delay_ms=0, drain__spread_ms=0)
     leaving, paused, third = three.nodes
     alice, bob = await third.connect("alice"), await paused.connect("bob")
