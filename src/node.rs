@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     auth::Tokens,
     chat::{Conversations, Error},
-    cluster::{Cluster, MembershipAgent, NotJoined, PeerSettings, WebSockets},
+    cluster::{Cluster, HandedOver, MembershipAgent, NotJoined, PeerSettings, WebSockets},
     config::{Config, FilesKind, StoreKind},
     consumers::{
         self, Consumers, Control, Webhook, http, push,
@@ -37,8 +37,8 @@ const SETTLED_WITHIN: Duration = Duration::from_secs(5);
 const REMOVED_GRACE: Duration = Duration::from_secs(2);
 /// The time for which a leaving gateway waits until the others acknowledge its last messages.
 const SAID_WITHIN: Duration = Duration::from_secs(2);
-/// The time for which a leaving gateway waits until others have finished conversations that did not close in time. Their links
-/// to it last about as long. What is left they find by its activity rows, as after a crash.
+/// The time for which a leaving gateway waits until others have finished conversations that did not close in time. The others
+/// end their links to it after about that time. What is left they find by its activity rows, as after a crash.
 const HANDED_OVER_WITHIN: Duration = Duration::from_secs(3);
 /// The pause before a step of the start is retried.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
@@ -136,7 +136,7 @@ impl Node {
     }
 
     /// Stops gracefully: readiness ends, clients are told and leave, their requests are completed, and everything is
-    /// stored. Returns true if everything was stored in time.
+    /// stored. Returns true if everything was stored in time, or another gateway takes over what was not.
     pub async fn stop(self) -> bool {
         let removed = self.removed.is_cancelled();
         // A removed gateway can complete nothing: it only tells its clients.
@@ -157,18 +157,24 @@ impl Node {
         // Another start continues the inspection of a file.
         self.core.drain();
         let tasks = self.core.finished(left()).await;
-        let finished = let_go && tasks;
-        if !finished {
+        if !(let_go && tasks) {
             tracing::warn!(let_go, tasks, "some of these did not end in time (false)");
         }
         let wait = left().min(HANDED_OVER_WITHIN);
-        let handed_over = self.cluster.handed_over(&self.members, wait).await;
-        if !handed_over {
-            tracing::warn!("the other gateways repair what this one could not hand over in time");
+        let handed_over = self.cluster.hand_over(&self.members, wait).await;
+        match handed_over {
+            HandedOver::All => {}
+            HandedOver::ToRepair => tracing::warn!(
+                "some conversations were not handed over in time; another gateway repairs them as after a crash"
+            ),
+            HandedOver::ToNobody => tracing::warn!(
+                "no other gateway took over some conversations; the next one that starts repairs them"
+            ),
         }
         self.gateway.flush_presence().await;
         // The activity rows stay if a conversation was lost and is not repaired: the repair after a crash needs them.
-        let nothing_left = finished && handed_over;
+        let finished = let_go && tasks && handed_over != HandedOver::ToNobody;
+        let nothing_left = finished && self.cluster.conversations.is_finished();
         if nothing_left && self.store.healthy().is_ok() && !removed {
             let forgotten = self.store.forget_activity(self.members.me()).await;
             if let Err(error) = forgotten {

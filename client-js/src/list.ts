@@ -139,7 +139,7 @@ export abstract class List<Events> extends Emitter<Events> {
     if (++this.users === 1 && !this.timeline.entries.length) {
       this.#beginAt(at);
       void this.meet();
-    } else if (at !== undefined && this.#anew?.at !== at) this.jumpTo(at).catch(() => {});
+    } else if (at !== undefined) this.#show(at);
     // Messages may have arrived while the list was not open.
     this.fill();
     this.hold();
@@ -237,6 +237,13 @@ export abstract class List<Events> extends Emitter<Events> {
     persist(() => this.#page(again)).catch(() => {});
   }
 
+  /** Moves a list that has begun, or is about to, to a seq. */
+  #show(at: Seq): void {
+    const { first = 0, last = 0 } = this.timeline;
+    if (this.#anew ? this.#anew.at === at : at >= first && (at <= last || this.following)) this.timeline.reader = at;
+    else this.#beginAt(at);
+  }
+
   #beginAt(at?: Seq): void {
     this.following = at === undefined;
     this.#anew = { at };
@@ -246,10 +253,10 @@ export abstract class List<Events> extends Emitter<Events> {
   /** @internal Loads pages if the list has to begin, or if it follows the newest message and does not contain it. */
   protected fill(): void {
     if (!this.users || this.#pending) return;
-    const anew = this.#anew;
-    if (!anew && (!this.following || this.atEnd)) return;
-    const isNew = anew || !this.timeline.last;
-    void this.#page((read) => (isNew ? this.#load(read, anew?.at) : this.#newer(read, FILL_PAGE))).catch(() => {});
+    if (!this.#anew && (!this.following || this.atEnd)) return;
+    // What it begins at may change until the page is requested.
+    const work = (read: ReadPage) => (this.#anew || !this.timeline.last ? this.#load(read, this.#anew?.at) : this.#newer(read, FILL_PAGE));
+    void this.#page(work).catch(() => {});
   }
 
   /** @internal Ends the wait before a page is requested again. The next connection requests it. */

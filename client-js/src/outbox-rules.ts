@@ -47,7 +47,7 @@ export function editBefore(waiting: readonly Pending[], change: OutboxChange, fr
  * @param changes The changes in the outbox. */
 export function editsOver(changes: readonly Local[], { clientId }: Local): Local[] {
   const before = new Set([clientId]);
-  return changes.filter(({ clientId: id, over }) => before.has(over!) && before.add(id));
+  return changes.filter(({ clientId: id, over }) => id !== clientId && before.has(over!) && before.add(id));
 }
 
 /** Returns an edit whose base is at least `rev`. */

@@ -44,7 +44,7 @@ export async function loadedOnce<P, K extends keyof P>(parts: Parts<P>, name: K,
 /** Returns a source for a token that cannot be renewed. */
 export function fixed(token: string): TokenSource {
   return ({ reason }) => {
-    if (reason !== 'initial') throw new UnauthorizedError('the token expired or was refused: pass a function that returns a new one');
+    if (reason !== 'initial') throw new UnauthorizedError('the token expired or was refused');
     // Such as a variable of the environment that is not set.
     if (typeof token !== 'string' || !token) throw new UnauthorizedError();
     return token;

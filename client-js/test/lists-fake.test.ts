@@ -286,14 +286,19 @@ test('a message that comes while the first page is loaded is in the list', async
   expect(list.atEnd).toBe(true);
 });
 
-test('a list that is open or still loaded jumps to where it is opened', async () => {
-  const server = new FakeServer();
-  log(server, 'c', () => 200);
-  const newest = server.answers.history!;
+/** Makes the server answer `history` around a seq, too. */
+function logAround(server: FakeServer, head: () => number): void {
+  log(server, 'c', head);
+  const page = server.answers.history!;
   server.answers.history = (request) => {
     const { around, limit } = request as unknown as { around?: number; limit: number };
-    return newest(around === undefined ? request : { ...request, after: around - limit / 2 });
+    return page(around === undefined ? request : { ...request, after: Math.max(0, around - limit / 2) });
   };
+}
+
+test('a list that is open or still loaded jumps to where it is opened', async () => {
+  const server = new FakeServer();
+  logAround(server, () => 200);
   const client = await connect(server);
   const list = client.conversation('c');
   // Before the first page came, too.
@@ -310,6 +315,56 @@ test('a list that is open or still loaded jumps to where it is opened', async ()
   expect(list.messages.some(({ seq }) => seq === 20)).toBe(true);
   expect(server.received('history')).toHaveLength(asked + 1);
   end();
+});
+
+test('a list is where it was opened last, also if that was in one tick', async () => {
+  const server = new FakeServer();
+  logAround(server, () => 200);
+  const client = await connect(server);
+  const list = client.conversation('c');
+  list.open({ at: 20 })();
+  list.open({ at: 100 })();
+  await list.whenLoaded();
+  await until(() => list.messages.some(({ seq }) => seq === 100));
+  const other = client.conversation('d');
+  other.open({ at: 20 })();
+  other.open();
+  await until(() => other.atEnd);
+});
+
+test('a list goes on the next connection to where it was opened, if its page failed', async () => {
+  const server = new FakeServer();
+  logAround(server, () => 200);
+  const client = await connect(server);
+  const list = client.conversation('c');
+  list.open();
+  await list.whenLoaded();
+  const { history } = server.answers;
+  let failures = 0;
+  server.answers.history = (request) => (failures++ ? history!(request) : { type: 'error', code: 'internal', message: 'broken' });
+  list.open({ at: 50 });
+  await until(() => list.error);
+  server.socket.end(1006);
+  await until(() => list.messages.some(({ seq }) => seq === 50));
+  expect(list.error).toBeUndefined();
+});
+
+test('a list that is opened again at the message that just came keeps those before it', async () => {
+  const server = new FakeServer();
+  let head = 200;
+  logAround(server, () => head);
+  const client = await connect(server);
+  const list = client.conversation('c');
+  const close = list.open();
+  await list.whenLoaded();
+  await list.loadOlder(100);
+  const [first] = list.messages;
+  close();
+  head = 201;
+  server.socket.say(message('c', 201));
+  list.open({ at: 201 });
+  await until(() => list.messages.at(-1)?.seq === 201);
+  expect(list.messages[0]).toBe(first);
 });
 
 test('two components that open a list at one place load it once', async () => {

@@ -57,6 +57,17 @@ const LET_GO_WITHIN: Duration = Duration::from_millis(250);
 /// The pause between two attempts to write the inbox when leaving.
 const FLUSH_AGAIN_AFTER: Duration = Duration::from_millis(100);
 
+/// What became of the conversations that a leaving gateway could not close in time.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum HandedOver {
+    /// Their next owners have finished them.
+    All,
+    /// Another gateway finishes them by this one's activity rows, as after a crash.
+    ToRepair,
+    /// No other gateway was connected. The next one that starts finishes them.
+    ToNobody,
+}
+
 /// The settings for connections to other gateways.
 pub struct PeerSettings {
     /// The secret that all gateways of the cluster know.
@@ -189,7 +200,7 @@ impl Cluster {
         }
         let mut done = false;
         let let_go = async {
-            // Another gateway may be dead, and its publications count as delivered only when that is known.
+            // Another gateway may be dead, and publications to it count as delivered only when that is known.
             let closed_by = if members.has_others() {
                 ends.min(Instant::now() + LET_GO_WITHIN)
             } else {
@@ -209,12 +220,23 @@ impl Cluster {
     }
 
     /// Waits until other gateways, if there are any, have finished the conversations that did not close in time, for `limit` at
-    /// most. Returns whether nothing is left.
-    pub async fn handed_over(&self, members: &MembershipAgent, limit: Duration) -> bool {
+    /// most.
+    pub async fn hand_over(&self, members: &MembershipAgent, limit: Duration) -> HandedOver {
+        let Some(exchange) = &self.exchange else {
+            return HandedOver::All;
+        };
+        // Afterwards the others have ended their links to this gateway.
+        let has_successor = exchange.has_successor();
         if members.has_others() {
             drop(timeout(limit, self.conversations.wait_until_finished()).await);
         }
-        self.conversations.is_finished()
+        if self.conversations.is_finished() {
+            HandedOver::All
+        } else if has_successor {
+            HandedOver::ToRepair
+        } else {
+            HandedOver::ToNobody
+        }
     }
 
     /// Waits until the others have acknowledged the last messages, for `limit` at most. To be called after leaving.

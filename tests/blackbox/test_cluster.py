@@ -391,7 +391,41 @@ async def test_a_drain_is_clean_while_another_gateway_is_paused(up):
     finally:
         paused.process.send_signal(signal.SIGCONT)
     print(f"drained {took:.1f} s after another gateway was paused", flush=True)
+    await hello_arrives(groups, sent, third)
+
+
+async def hello_arrives(groups, sent, gateway):
+    """Waits until bob finds each acknowledged message, and it counts as unread."""
     await asyncio.gather(*sent, return_exceptions=True)
+    groups = [group for group, task in zip(groups, sent) if not task.exception()]
+    assert groups
+    client = await gateway.connect("bob")
+
+    async def have():
+        logs = [await client.history(group) for group in groups]
+        said = [[entry["body"] for entry in log["messages"] if entry["kind"] == "text"] for log in logs]
+        inbox = {item["conversation"]: item["unread"] for item in (await client.ask("inbox", limit=100))["items"]}
+        return said == [["hello"]] * len(groups) and [inbox.get(group) for group in groups] == [1] * len(groups)
+
+    await eventually(have)
+
+
+async def test_a_drain_says_if_nobody_was_there_to_take_over(up):
+    """The two others have died, and are not removed yet. The next start repairs what they did not take over."""
+    three = up(Three, drain__delay_ms=0, drain__spread_ms=0)
+    leaving, *dead = three.nodes
+    alice, bob, carol = await leaving.connect("alice"), await dead[0].connect("bob"), await dead[1].connect("carol")
+    groups = [await alice.create("group", bob.hello["user"], carol.hello["user"]) for _ in range(12)]
+    for node in dead:
+        node.kill()
+    sent = [asyncio.create_task(alice.send(group, "hello")) for group in groups]
+    done, _ = await asyncio.wait(sent, timeout=1)
+    assert done, "some conversations are of the gateway that leaves"
+    assert await asyncio.to_thread(leaving.stop) == 1
+    said = {line.get("message") for line in leaving.log()}
+    assert "no other gateway took over some conversations; the next one that starts repairs them" in said, said
+    await asyncio.to_thread(leaving.start)
+    await hello_arrives(groups, sent, leaving)
 
 
 async def test_a_gateway_without_the_cluster_secret_is_refused(three):

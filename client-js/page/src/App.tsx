@@ -122,7 +122,7 @@ function Chat({ session, onSignOut }: { session: Session; onSignOut: (why?: stri
     const timer = setTimeout(setLate, KNOWN_WITHIN_MS, true);
     return () => clearTimeout(timer);
   }, []);
-  isKnown.current ||= loaded || !!error || isLate || state.at === 'waiting' || state.at === 'closed';
+  isKnown.current ||= loaded || !!error || (isLate && state.at !== 'connected') || state.at === 'waiting' || state.at === 'closed';
   const [route, select] = useRoute();
   const selected = route.id;
   const devices = useDevices(chat);

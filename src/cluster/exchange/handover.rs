@@ -46,6 +46,13 @@ impl Exchange {
         }
     }
 
+    /// Whether another member is connected, which takes over what this gateway leaves.
+    pub(in crate::cluster) fn has_successor(&self) -> bool {
+        let members = self.members.row().members;
+        let mut others = members.iter().filter(|&&m| m != self.members.me());
+        others.any(|&other| self.peers.are_connected(&[other]))
+    }
+
     /// Tells the others of each version that this gateway adopts.
     pub(super) async fn tell_versions(self: Arc<Self>) {
         let mut changes = self.members.view_changes();
