@@ -4,7 +4,6 @@
 //! and published. The rules are in `log.rs` and `participants.rs`; this file and its submodules do the I/O.
 
 mod answers;
-mod appending;
 mod applying;
 mod changes;
 mod changing;
@@ -21,6 +20,7 @@ mod publishing;
 mod retrying;
 mod takeover;
 mod taking_changes;
+mod writing;
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -39,11 +39,11 @@ use tokio::{
 pub(super) use self::environment::Environment;
 pub use self::environment::Settings;
 use self::{
-    appending::append,
     changes::ChangeLog,
     loading::load,
     parked::{LookupResults, Parked},
     retrying::retry_while_owner,
+    writing::write_until_stored,
 };
 pub(super) use self::{changes::PendingChange, effects::PendingEntry, files::has_file};
 use super::{
@@ -457,7 +457,7 @@ impl Owner {
             (self.id, self.environment.clone(), self.ownership.clone());
         self.work.push(Box::pin(async move {
             let write = |activity| environment.store.append(id, &rows, activity);
-            match append(&environment, &ownership, first, activity, write).await {
+            match write_until_stored(&environment, &ownership, first, activity, write).await {
                 Ok(()) => Done::Written(written),
                 Err(error) => Done::Lost(error),
             }

@@ -8,10 +8,10 @@ mod consumers;
 mod erase;
 mod files;
 mod keys;
-#[cfg(test)]
-mod pinned;
 mod sends;
 mod states;
+#[cfg(test)]
+mod stored_bytes;
 mod summaries;
 mod values;
 

@@ -6,9 +6,10 @@ use futures_util::FutureExt;
 use tokio::time::{Instant, sleep};
 
 use super::{
-    Done, Owner, OwnerReply, ReadReactors, Reply, append,
+    Done, Owner, OwnerReply, ReadReactors, Reply,
     changes::PendingChange,
     files::{includes, kept},
+    write_until_stored,
 };
 use crate::{
     chat::{
@@ -149,7 +150,7 @@ impl Owner {
             (self.id, self.environment.clone(), self.ownership.clone());
         self.work.push(Box::pin(async move {
             let write = |activity| environment.store.append_changes(id, &rows, activity);
-            match append(&environment, &ownership, first, activity, write).await {
+            match write_until_stored(&environment, &ownership, first, activity, write).await {
                 Ok(()) => {
                     took(Step::RowWritten);
                     Done::ChangesWritten(written)

@@ -20,6 +20,7 @@ impl Receive for Exchange {
     fn receive(&self, from: GatewayId, message: PeerMessage) -> Option<Asked> {
         match message {
             PeerMessage::Ask { id, ask } => return Some(self.asked(from, id, ask)),
+            // The link took them for the question that waits: `Peers::received`.
             PeerMessage::Answer { .. } | PeerMessage::AnswerPart { .. } => {}
             PeerMessage::Publish { part, publication } => {
                 let done = (publication.guarantee == Guarantee::Confirmed).then(|| {

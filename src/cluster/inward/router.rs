@@ -139,6 +139,7 @@ impl Router {
         draft: Draft,
     ) -> impl Future<Output = Result<SendAck, Error>> {
         let sender = draft.sender.clone();
+        // A draft is an operation itself: it has a row in the table of `chat/operation.rs`.
         self.ask(conversation, sender, draft)
     }
 

@@ -27,7 +27,8 @@ fn number(number: u64) -> Vec<u8> {
     number.to_be_bytes().to_vec()
 }
 
-/// Encodes a value as a MessagePack array of all fields in order. New fields are added at the end.
+/// Encodes a value as a MessagePack array of all fields in order. New fields are added at the end, with a default. Only the last
+/// field may be left out: a field after one that is left out would be read in its place.
 pub(super) fn encode<T: Serialize>(value: &T) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(VALUE_BYTES);
     let encoded = rmp_serde::encode::write(&mut bytes, value);

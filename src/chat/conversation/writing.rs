@@ -12,7 +12,7 @@ use crate::{
 ///
 /// Each attempt in another minute than the first one names the activity of its minute, because crash repair reads only the
 /// last ones.
-pub(super) async fn append<F>(
+pub(super) async fn write_until_stored<F>(
     environment: &Environment,
     ownership: &Ownership,
     first: Option<FirstOffsets>,

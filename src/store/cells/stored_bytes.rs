@@ -1,4 +1,4 @@
-//! Pins bytes that are stored.
+//! Tests that compare bytes that are stored with those of a list.
 
 use std::sync::Arc;
 
