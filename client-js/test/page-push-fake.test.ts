@@ -182,6 +182,8 @@ test('the browser is registered, shows pushed messages, and is removed when the 
       return notes.map(({ title, body }) => `${title}: ${body}`);
     });
   const message = { conversation: server.id, kind: 'group', name: 'Group', sender: 'bob', badge: 1 };
+  // A push to a worker that still activates is lost.
+  await until(() => page.evaluate(async () => (await navigator.serviceWorker.ready).active?.state === 'activated'), 'an active worker');
   await push({ ...message, seq: 2, body: 'first' });
   await until(async () => (await notes()).join() === 'Group: bob: first', 'a notification');
   await push({ ...message, seq: 3, body: 'second' });

@@ -148,7 +148,8 @@ export function MessageList({
     } else if (goal.current === undefined || !showGoal()) {
       // What comes while nobody looks stays below the line, until the user scrolls on, and so does what was missed.
       const isUnseen = !isAttended() && (unreadFrom ?? 0) > (conversation.item?.readSeq ?? 0);
-      const isMissed = (messages.at(-1)?.at ?? 0) < (missedBefore ?? 0);
+      const last = messages.at(-1);
+      const isMissed = (last?.at ?? 0) < (missedBefore ?? 0) && (last?.seq ?? 0) > (conversation.item?.readSeq ?? 0);
       if (atBottom.current && (isUnseen || isMissed)) toLine();
       else if (atBottom.current || !edge) toEnd();
       else scroller.scrollTop += endOf(edge.row!, scroller) - edge.end;

@@ -1,5 +1,4 @@
 import { memo, type ReactNode, useCallback, useEffect, useMemo, useRef, useState } from 'react';
-import { flushSync } from 'react-dom';
 import type { ChatClient, ChatMessage, Seq } from '../../src/index.js';
 import { useConnection, useConversation, usePresence } from '../../src/react.js';
 import { useAttaching, useDrop } from './attaching.js';
@@ -45,31 +44,33 @@ export const Thread = memo(function Thread({ chat, id, route, user, connection, 
   // The first unread message when the conversation was opened. The list begins there, under a line.
   const [unreadFrom, setUnreadFrom] = useState(() => (item?.unread ? item.readSeq + 1 : undefined));
   const view = useConversation(chat, id, route.seq ?? unreadFrom);
-  /** What was sent before this time of the gateway came late, because there was no connection. */
-  const [missedBefore, setMissedBefore] = useState<number>();
-  /** The connection after which the line was set. */
-  const caughtUp = useRef<unknown>(undefined);
-  // What comes while nobody looks is unread, and the line goes above it. So does what was sent before the connection was there, as after
-  // the device slept.
+  // What comes while nobody looks is unread, and the line goes above it.
   useEffect(
     () =>
-      conversation.on('message', ({ seq, sender, kind, deleted, at }) => {
+      conversation.on('message', ({ seq, sender, kind, deleted }) => {
         const { item } = conversation;
         if (!item || seq <= item.readSeq || sender === user || kind !== 'text' || deleted) return;
-        if (!isAttended()) return setUnreadFrom(item.readSeq + 1);
-        const { state } = chat;
-        if (caughtUp.current === state || state.at !== 'connected') return;
-        const since = state.since - Date.now() + now();
-        if (at >= since) return;
-        caughtUp.current = state;
-        // Before the list shows the message and goes to its end.
-        flushSync(() => {
-          setMissedBefore(since);
-          setUnreadFrom(item.readSeq + 1);
-        });
+        if (!isAttended()) setUnreadFrom(item.readSeq + 1);
       }),
-    [chat, conversation, user],
+    [conversation, user],
   );
+  const state = useConnection(chat);
+  const connected = state.at === 'connected';
+  /** What was sent before this time of the gateway came late, because there was no connection. */
+  const [missedBefore, setMissedBefore] = useState<number>();
+  /** The connection whose missed messages are below the line. */
+  const [caughtUp, setCaughtUp] = useState(state);
+  if (connected && caughtUp !== state && item) {
+    // A page of the history may have them before their events come. The list must not show them first, because it reads what it shows.
+    const since = state.since - Date.now() + now();
+    const isMissed = ({ seq = 0, sender, kind, deleted, at }: ChatMessage) =>
+      seq > item.readSeq && sender !== user && kind === 'text' && !deleted && at < since;
+    if (view.messages.some(isMissed)) {
+      setCaughtUp(state);
+      setMissedBefore(since);
+      setUnreadFrom(item.readSeq + 1);
+    }
+  }
   const [replyTo, setReply] = useState(() => writingOf(user, id).replyTo);
   const setReplyTo = useCallback(
     (replyTo?: Seq) => {
@@ -97,7 +98,6 @@ export const Thread = memo(function Thread({ chat, id, route, user, connection, 
   const title = headingOf(conversation, user, face);
   const presence = usePresence(chat, kind === 'dm' && face && face !== user ? face : undefined);
   const outside = isOutside(conversation);
-  const connected = useConnection(chat).at === 'connected';
   useToday();
 
   // A user who has not joined a public channel gets its messages by a subscription.
