@@ -95,13 +95,20 @@ test('an address opens its conversation at the first unread message', async () =
   await someAreRead(page);
 });
 
-test('what was missed without a connection is below a line', async () => {
+test.each([
+  ['in time', 0],
+  ['after a page of the history', 700],
+])('what was missed without a connection is below a line, if its events come %s', async (_, late) => {
   const context = await watched();
   let isAway = false;
   const sockets: WebSocketRoute[] = [];
   await context.routeWebSocket(/\/v1\/ws/, (socket) => {
     if (isAway) return void socket.close();
-    socket.connectToServer();
+    const server = socket.connectToServer();
+    server.onMessage((frame) => {
+      if (late && sockets.length > 1 && `${frame}`.includes('"type":"message"')) setTimeout(() => socket.send(frame), late);
+      else socket.send(frame);
+    });
     sockets.push(socket);
   });
   const { page, sendNew } = await readToEnd(context);
@@ -112,6 +119,19 @@ test('what was missed without a connection is below a line', async () => {
   isAway = false;
   await lineOf(page);
   await someAreRead(page);
+});
+
+test('a list at its end stays there when it becomes smaller, also if a scroll event comes first', async () => {
+  const { dm, page } = await readToEnd(await watched());
+  await page.locator('.messages').evaluate((box) => {
+    document.querySelector<HTMLElement>('main header')!.style.paddingBottom = '150px';
+    box.dispatchEvent(new Event('scroll', { bubbles: true }));
+  });
+  await dm.send('after');
+  await page.locator('.body', { hasText: 'after' }).waitFor();
+  await until(async () => (await page.title()) === 'Chat');
+  const isInSight = () => page.locator('.body', { hasText: 'after' }).evaluate((body) => body.getBoundingClientRect().bottom < innerHeight);
+  await until(isInSight, 'in sight');
 });
 
 test('messages behind the details of a narrow window are not read', async () => {

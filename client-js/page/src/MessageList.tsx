@@ -56,6 +56,8 @@ export function MessageList({
   /** The first and the last row and where they end. A row's beginning depends on the message before it, its end does not. */
   const edges = useRef<{ key: string; end: number }[]>([]);
   const atBottom = useRef(true);
+  /** The height of the box at the last look. */
+  const height = useRef(0);
   const [away, setAway] = useState(false);
   const placed = useRef(false);
   /** The seq to scroll to as soon as it is in the document. */
@@ -84,10 +86,19 @@ export function MessageList({
   const setStop = useRoving(box, '[data-key]');
   const rows = useCallback(() => box.current!.querySelectorAll<HTMLElement>('[data-key]'), []);
 
+  const toEnd = useCallback(() => {
+    // The box is gone when its last resize is reported, or when a page arrives after the list was closed.
+    const scroller = box.current;
+    if (scroller) scroller.scrollTop = scroller.scrollHeight;
+  }, []);
+
   /** Notes the position, marks messages in sight as read, and loads more near an end. */
   const look = useCallback(() => {
     const scroller = box.current;
     if (!scroller) return;
+    // A box that became smaller is still at its end. A scroll event may come before its resize is reported.
+    if (atBottom.current && scroller.clientHeight < height.current) toEnd();
+    height.current = scroller.clientHeight;
     const { scrollTop, clientHeight, scrollHeight } = scroller;
     const all = rows();
     // Binary search for the first row that ends below the upper edge.
@@ -112,13 +123,7 @@ export function MessageList({
     if (conversation.loading || failing.current || !conversation.messages.length) return;
     if (scrollTop < clientHeight * AHEAD && !conversation.atStart) void attempt(() => conversation.loadOlder());
     else if (below < clientHeight * AHEAD && !conversation.atEnd) void attempt(() => conversation.loadNewer());
-  }, [conversation, rows, attempt, setStop]);
-
-  const toEnd = useCallback(() => {
-    // The box is gone when its last resize is reported, or when a page arrives after the list was closed.
-    const scroller = box.current;
-    if (scroller) scroller.scrollTop = scroller.scrollHeight;
-  }, []);
+  }, [conversation, rows, attempt, setStop, toEnd]);
 
   const showGoal = useCallback((): boolean => {
     const row = goal.current !== undefined && box.current!.querySelector<HTMLElement>(`[data-seq="${goal.current}"]`);
@@ -154,6 +159,7 @@ export function MessageList({
       else if (atBottom.current || !edge) toEnd();
       else scroller.scrollTop += endOf(edge.row!, scroller) - edge.end;
     }
+    height.current = scroller.clientHeight;
     const all = rows();
     edges.current = [all[0], all[all.length - 1]].flatMap((row) => (row ? [{ key: row.dataset.key!, end: endOf(row, scroller) }] : []));
     look();
