@@ -129,9 +129,8 @@ test('a list at its end stays there when it becomes smaller, also if a scroll ev
   });
   await dm.send('after');
   await page.locator('.body', { hasText: 'after' }).waitFor();
-  await until(async () => (await page.title()) === 'Chat');
-  const isInSight = () => page.locator('.body', { hasText: 'after' }).evaluate((body) => body.getBoundingClientRect().bottom < innerHeight);
-  await until(isInSight, 'in sight');
+  const isInSight = (body: Element) => body.getBoundingClientRect().bottom <= body.closest('.messages')!.getBoundingClientRect().bottom;
+  await until(() => page.locator('.body', { hasText: 'after' }).evaluate(isInSight), 'in sight');
 });
 
 test('messages behind the details of a narrow window are not read', async () => {
