@@ -1,6 +1,7 @@
 /** The list of messages. It loads ten at a time in both directions and keeps some hundreds in the document. The messages in
  * sight do not move when others are added or removed above them. */
 import { Fragment, useCallback, useEffect, useLayoutEffect, useRef, useState } from 'react';
+import type { ChatMessage } from '../../src/index.js';
 import type { ConversationView } from '../../src/react.js';
 import { Announcements } from './Announcements.js';
 import { isAttended, onAttention } from './attention.js';
@@ -36,6 +37,12 @@ interface Props {
   onSeenAll: () => void;
 }
 
+/** Returns the seq of the newest stored message. */
+function newestOf(messages: readonly ChatMessage[]): number {
+  for (let i = messages.length - 1; i >= 0; i--) if (messages[i]!.seq) return messages[i]!.seq!;
+  return 0;
+}
+
 /** The messages of a conversation, in a box that scrolls. */
 export function MessageList({
   user,
@@ -56,6 +63,9 @@ export function MessageList({
   /** The first and the last row and where they end. A row's beginning depends on the message before it, its end does not. */
   const edges = useRef<{ key: string; end: number }[]>([]);
   const atBottom = useRef(true);
+  /** The seq of the newest message when the list had it. A newer one may be known before the list has it, and then the user has not
+   * left the end. */
+  const end = useRef(0);
   /** The height of the box at the last look. */
   const height = useRef(0);
   const [away, setAway] = useState(false);
@@ -110,8 +120,11 @@ export function MessageList({
       else high = middle;
     }
     const below = scrollHeight - scrollTop - clientHeight;
-    atBottom.current = conversation.atEnd && below < END_PX;
-    setAway(!conversation.atEnd || below > clientHeight);
+    const newest = newestOf(conversation.messages);
+    if (conversation.atEnd) end.current = newest;
+    const isEnd = newest === end.current;
+    atBottom.current = isEnd && below < END_PX;
+    setAway(!isEnd || below > clientHeight);
     let seen = 0;
     let lowest = all[low];
     for (let i = low; i < all.length && all[i]!.offsetTop < scrollTop + clientHeight; i++) {
@@ -119,7 +132,8 @@ export function MessageList({
       seen = Number(lowest!.dataset.seq) || seen;
     }
     setStop(lowest);
-    if (seen && isAttended() && conversation.item) conversation.read(atBottom.current ? Math.max(seen, conversation.head) : seen);
+    if (seen && isAttended() && conversation.item)
+      conversation.read(atBottom.current && conversation.atEnd ? Math.max(seen, conversation.head) : seen);
     if (conversation.loading || failing.current || !conversation.messages.length) return;
     if (scrollTop < clientHeight * AHEAD && !conversation.atStart) void attempt(() => conversation.loadOlder());
     else if (below < clientHeight * AHEAD && !conversation.atEnd) void attempt(() => conversation.loadNewer());
