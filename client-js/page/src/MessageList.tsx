@@ -63,8 +63,9 @@ export function MessageList({
   /** The first and the last row and where they end. A row's beginning depends on the message before it, its end does not. */
   const edges = useRef<{ key: string; end: number }[]>([]);
   const atBottom = useRef(true);
-  /** The seq of the newest message when the list had it. A newer one may be known before the list has it, and then the user has not
-   * left the end. */
+  /** The seq of the newest message in the document. The list may have a newer one that is not in it yet. */
+  const newest = useRef(0);
+  /** The same when there was no newer one. When one becomes known, the user has not left the end. */
   const end = useRef(0);
   /** The height of the box at the last look. */
   const height = useRef(0);
@@ -120,9 +121,8 @@ export function MessageList({
       else high = middle;
     }
     const below = scrollHeight - scrollTop - clientHeight;
-    const newest = newestOf(conversation.messages);
-    if (conversation.atEnd) end.current = newest;
-    const isEnd = newest === end.current;
+    if (conversation.atEnd && newestOf(conversation.messages) === newest.current) end.current = newest.current;
+    const isEnd = newest.current === end.current;
     atBottom.current = isEnd && below < END_PX;
     setAway(!isEnd || below > clientHeight);
     let seen = 0;
@@ -132,8 +132,7 @@ export function MessageList({
       seen = Number(lowest!.dataset.seq) || seen;
     }
     setStop(lowest);
-    if (seen && isAttended() && conversation.item)
-      conversation.read(atBottom.current && conversation.atEnd ? Math.max(seen, conversation.head) : seen);
+    if (seen && isAttended() && conversation.item) conversation.read(atBottom.current ? Math.max(seen, newest.current) : seen);
     if (conversation.loading || failing.current || !conversation.messages.length) return;
     if (scrollTop < clientHeight * AHEAD && !conversation.atStart) void attempt(() => conversation.loadOlder());
     else if (below < clientHeight * AHEAD && !conversation.atEnd) void attempt(() => conversation.loadNewer());
@@ -174,6 +173,7 @@ export function MessageList({
       else scroller.scrollTop += endOf(edge.row!, scroller) - edge.end;
     }
     height.current = scroller.clientHeight;
+    newest.current = newestOf(messages);
     const all = rows();
     edges.current = [all[0], all[all.length - 1]].flatMap((row) => (row ? [{ key: row.dataset.key!, end: endOf(row, scroller) }] : []));
     look();
