@@ -133,6 +133,8 @@ export function MessageList({
     }
     setStop(lowest);
     if (seen && isAttended() && conversation.item) conversation.read(atBottom.current ? Math.max(seen, newest.current) : seen);
+    // The reader is at its end, so a full list drops its oldest messages, however many newer ones it has already.
+    if (atBottom.current && conversation.atEnd) void conversation.jumpTo();
     if (conversation.loading || failing.current || !conversation.messages.length) return;
     if (scrollTop < clientHeight * AHEAD && !conversation.atStart) void attempt(() => conversation.loadOlder());
     else if (below < clientHeight * AHEAD && !conversation.atEnd) void attempt(() => conversation.loadNewer());
