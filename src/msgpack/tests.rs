@@ -197,6 +197,10 @@ fn values_of_another_shape_are_refused() {
     // More parts than the type has: written by a newer build, or by an error.
     assert!(from_slice::<(u8, u8)>(&[0x93, 1, 2, 3]).is_err());
     assert!(from_slice::<Kind>(&[0xa3, b'N', b'e', b'w']).is_err());
+    assert!(
+        from_slice::<Vec<Kind>>(&[0xc4, 0]).is_err(),
+        "bytes are no sequence"
+    );
     assert!(from_slice::<Kind>(&[0x82, 0xa3, b'N', b'e', b'w', 1, 0xa1, b'x', 1]).is_err());
     // What follows the value is left for the caller.
     let mut decoder = Decoder::new(&[1, 2]);
@@ -211,7 +215,9 @@ proptest! {
         if let Ok(ours) = from_slice::<Value>(&bytes) {
             prop_assert_eq!(rmp_serde::from_slice::<Value>(&bytes).unwrap(), ours);
         }
-        if let Ok(theirs) = rmp_serde::from_slice::<Vec<Kind>>(&bytes) {
+        // The library also takes bytes for a sequence of numbers, so an empty one for any sequence. Nobody writes that.
+        let has_bytes = bytes.iter().any(|byte| (0xc4..=0xc6).contains(byte));
+        if let Ok(theirs) = rmp_serde::from_slice::<Vec<Kind>>(&bytes) && !has_bytes {
             prop_assert_eq!(from_slice::<Vec<Kind>>(&bytes), Ok(theirs));
         }
         let _ = from_slice::<Everything>(&bytes);
