@@ -76,6 +76,8 @@ test('changes that wait are counted apart from messages', async () => {
     await page.getByRole('menuitem', { name: 'Delete' }).click();
     await page.getByRole('dialog').getByRole('button', { name: 'Delete' }).click();
     await page.getByText('You deleted this message').waitFor();
+    // The list of conversations does not show it either, although the gateway does not know of it.
+    await page.locator('.sidebar .preview', { hasText: 'a deleted message' }).waitFor();
     await until(async () => /"type":"delete"/.test(await stored(page)), 'stored');
     await page.getByRole('button', { name: 'Sign out' }).click();
     await page.getByText('1 message and 1 change are not sent yet. Sign out and delete them?').waitFor();

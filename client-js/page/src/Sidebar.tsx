@@ -3,6 +3,7 @@ import type { ChatClient, InboxItem } from '../../src/index.js';
 import { usePresence } from '../../src/react.js';
 import { Browse } from './Browse.js';
 import { shortTime, useToday } from './days.js';
+import { useDeleted } from './deleting.js';
 import { isMuted } from './muting.js';
 import { NewConversation } from './NewConversation.js';
 import type { Notifying } from './notify.js';
@@ -170,6 +171,7 @@ const Item = memo(
       if (selected) button.current?.scrollIntoView({ block: 'nearest' });
     }, [selected]);
     const last = item.lastMessage;
+    const isDeleted = useDeleted(item.conversation, last?.seq);
     return (
       <li>
         <button
@@ -187,7 +189,9 @@ const Item = memo(
             {muted && <span className="sr-only">, muted</span>}
           </span>
           {last && <time dateTime={new Date(last.at).toISOString()}>{shortTime(last.at)}</time>}
-          <span className={typing.length ? 'preview typing' : 'preview'}>{typing.length ? typingText(typing) : previewOf(item, user)}</span>
+          <span className={typing.length ? 'preview typing' : 'preview'}>
+            {typing.length ? typingText(typing) : previewOf(item, user, isDeleted)}
+          </span>
           {item.unread > 0 && (
             <span className="badge">
               {item.unread > 999 ? '999+' : item.unread}

@@ -8,6 +8,7 @@ import { ConversationMenu } from './ConversationMenu.js';
 import { now } from './clock.js';
 import { Details, Panel } from './Details.js';
 import { useToday } from './days.js';
+import { deleteMessage } from './deleting.js';
 import { keepWriting, writingOf } from './drafts.js';
 import { headingOf, isOutside, kindOf, mayChange, mayEdit, maySend, nameIn } from './facts.js';
 import { MessageList } from './MessageList.js';
@@ -337,8 +338,7 @@ export const Thread = memo(function Thread({ chat, id, route, user, connection, 
           title="Delete this message?"
           action="Delete"
           onConfirm={async () => {
-            // Without a connection it is deleted later. A refusal is shown at the message.
-            conversation.delete(removing.seq!).catch(() => {});
+            deleteMessage(conversation, removing.seq!);
           }}
           onClose={() => {
             setRemoving(undefined);

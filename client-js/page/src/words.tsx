@@ -103,10 +103,12 @@ export function systemText(sender: string, system: SystemChange, me: string): Re
   }
 }
 
-export function previewOf(item: InboxItem, me: string): ReactNode {
+/** Returns the beginning of the last message.
+ * @param isDeleted Whether the user deleted it, and the gateway may not know yet. */
+export function previewOf(item: InboxItem, me: string, isDeleted: boolean): ReactNode {
   const last = item.lastMessage;
   if (!last) return 'No messages yet';
-  if (last.deleted) return <i>a deleted message</i>;
+  if (last.deleted || isDeleted) return <i>a deleted message</i>;
   if (last.kind === 'system') return <i>changes to this {item.kind === 'channel' ? 'channel' : 'group'}</i>;
   const text = <bdi>{last.preview || 'an attachment'}</bdi>;
   if (last.sender === me) return <>You: {text}</>;
