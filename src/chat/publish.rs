@@ -110,6 +110,31 @@ pub struct ChangedItem {
     pub mine: Option<Vec<String>>,
 }
 
+#[cfg(test)]
+impl ChangedItem {
+    /// An edit of the entry with this seq, with a body of so many bytes.
+    pub(crate) fn edited(seq: Seq, rev: Rev, bytes: usize) -> Self {
+        let content = ContentState {
+            rev,
+            by: UserId::new("bob").unwrap(),
+            at: 9,
+            content: Some(crate::model::EditedContent {
+                body: "x".repeat(bytes),
+                attachments: Vec::new(),
+            }),
+            edits: vec![rev],
+        };
+        Self {
+            seq,
+            rev,
+            content: Some(content),
+            reactions: None,
+            by: None,
+            mine: None,
+        }
+    }
+}
+
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReactedBy {
     pub user: UserId,

@@ -201,10 +201,10 @@ impl Cluster {
         let mut done = false;
         let let_go = async {
             // Another gateway may be dead, and publications to it count as delivered only when that is known.
-            let closed_by = if members.has_others() {
-                ends.min(Instant::now() + LET_GO_WITHIN)
-            } else {
+            let closed_by = if members.others().is_empty() {
                 ends
+            } else {
+                ends.min(Instant::now() + LET_GO_WITHIN)
             };
             drop(timeout_at(closed_by, self.conversations.close()).await);
             // Rule [flush]: a row is written before another home answers for its user.
@@ -227,7 +227,7 @@ impl Cluster {
         };
         // Afterwards the others have ended their links to this gateway.
         let has_successor = exchange.has_successor();
-        if members.has_others() {
+        if !members.others().is_empty() {
             drop(timeout(limit, self.conversations.wait_until_finished()).await);
         }
         if self.conversations.is_finished() {

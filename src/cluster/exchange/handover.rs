@@ -48,9 +48,8 @@ impl Exchange {
 
     /// Whether another member is connected, which takes over what this gateway leaves.
     pub(in crate::cluster) fn has_successor(&self) -> bool {
-        let members = self.members.row().members;
-        let mut others = members.iter().filter(|&&m| m != self.members.me());
-        others.any(|&other| self.peers.are_connected(&[other]))
+        let mut others = self.members.others().into_iter();
+        others.any(|other| self.peers.are_connected(&[other]))
     }
 
     /// Tells the others of each version that this gateway adopts.

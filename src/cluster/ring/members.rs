@@ -402,9 +402,11 @@ impl MembershipAgent {
         self.rules().row()
     }
 
-    /// Returns whether the ring has a member besides this gateway.
-    pub(crate) fn has_others(&self) -> bool {
-        self.row().members.iter().any(|&member| member != self.me)
+    /// Returns the members of the ring besides this gateway.
+    pub(crate) fn others(&self) -> Vec<GatewayId> {
+        let mut members = self.row().members;
+        members.retain(|&member| member != self.me);
+        members
     }
 
     /// Returns the level of the ring, which rises while the gateway runs.

@@ -229,27 +229,6 @@ mod tests {
         assert_eq!(serde_json::to_value(Item::of(item)).unwrap(), json);
     }
 
-    fn edited(seq: Seq, rev: Rev, bytes: usize) -> ChangedItem {
-        let content = ContentState {
-            rev,
-            by: UserId::new("bob").unwrap(),
-            at: 9,
-            content: Some(EditedContent {
-                body: "x".repeat(bytes),
-                attachments: Vec::new(),
-            }),
-            edits: vec![rev],
-        };
-        ChangedItem {
-            seq,
-            rev,
-            content: Some(content),
-            reactions: None,
-            by: None,
-            mine: None,
-        }
-    }
-
     fn channel() -> ConversationId {
         ConversationId(uuid::Uuid::nil())
     }
@@ -273,9 +252,15 @@ mod tests {
     #[test]
     fn an_event_that_is_too_large_becomes_a_gap() {
         let half = CHANGED_BYTES_MAX / 2;
-        let fits = published(vec![edited(1, 4, half), edited(2, 5, half - 1_000)]);
+        let fits = published(vec![
+            ChangedItem::edited(1, 4, half),
+            ChangedItem::edited(2, 5, half - 1_000),
+        ]);
         assert_eq!((fits.after, fits.items.len()), (3, 2));
-        let gap = published(vec![edited(1, 4, half), edited(2, 5, half)]);
+        let gap = published(vec![
+            ChangedItem::edited(1, 4, half),
+            ChangedItem::edited(2, 5, half),
+        ]);
         assert_eq!((gap.after, gap.items.len()), (7, 0));
         assert!(gap.deleted.is_some(), "inboxes need it all the same");
     }

@@ -120,35 +120,10 @@ impl MissedChanges {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{
-        chat::ChangedItem,
-        model::{ContentState, EditedContent, Seq, UserId},
-    };
+    use crate::{chat::ChangedItem, model::Seq};
 
     fn missed(after: Rev, known: Rev) -> MissedChanges {
         MissedChanges::new(ConversationId(uuid::Uuid::nil()), Some(after), Some(known))
-    }
-
-    /// An edit of the entry with this seq, with a body of so many bytes.
-    fn item(seq: Seq, rev: Rev, bytes: usize) -> ChangedItem {
-        let content = ContentState {
-            rev,
-            by: UserId::new("alice").unwrap(),
-            at: 1,
-            content: Some(EditedContent {
-                body: "x".repeat(bytes),
-                attachments: Vec::new(),
-            }),
-            edits: vec![rev],
-        };
-        ChangedItem {
-            seq,
-            rev,
-            content: Some(content),
-            reactions: None,
-            by: None,
-            mine: None,
-        }
     }
 
     fn answer(after: Rev, rev: Rev, items: Vec<ChangedItem>) -> Changes {
@@ -200,7 +175,7 @@ mod tests {
     #[test]
     fn pages_follow_each_other_up_to_the_newest_rev() {
         let mut missed = missed(2, 9);
-        let mut first = answer(2, 5, vec![item(4, 5, 1)]);
+        let mut first = answer(2, 5, vec![ChangedItem::edited(4, 5, 1)]);
         first.more = true;
         assert_eq!(events(missed.take(first)), [(2, 5, vec![4])]);
         let (after, limit) = (5, 4);
@@ -209,7 +184,7 @@ mod tests {
             Next::Ask { after, limit }
         );
         assert_eq!(
-            events(missed.take(answer(5, 11, vec![item(1, 11, 1)]))),
+            events(missed.take(answer(5, 11, vec![ChangedItem::edited(1, 11, 1)]))),
             [(5, 11, vec![1])]
         );
         assert_eq!(missed.next(&Pushed::default(), 500), Next::End);
