@@ -107,6 +107,7 @@ export function next(state: State, step: Step, now: Millis, random: () => number
 
 /** What the connection needs of the client. */
 export interface Hooks {
+  /** Has a time limit of its own. */
   url(): Promise<string> | string;
   codec(): Promise<Codec>;
   token: TokenSource;
@@ -283,7 +284,7 @@ export class Connection {
     let socket: WebSocket;
     try {
       token = await this.token(state.token);
-      [url, this.#codec] = await within(SOURCE_TIMEOUT_MS, () => Promise.all([this.#hooks.url(), this.#hooks.codec()]));
+      [url, this.#codec] = await Promise.all([this.#hooks.url(), within(SOURCE_TIMEOUT_MS, () => this.#hooks.codec())]);
       if (isOver()) return;
       this.#fresh = this.#token !== known;
       socket = this.#connect(url);

@@ -1,5 +1,4 @@
 /** What an application passes to a client, URLs and tokens or functions that return them, and what takes its place. */
-
 import { SOURCE_TIMEOUT_MS, within } from './backoff.js';
 import { indexedDbStorage } from './browser-storage.js';
 import { ChatError, textOf, UnauthorizedError } from './codes.js';

@@ -1,5 +1,5 @@
 import { memo, type ReactNode, useCallback, useEffect, useMemo, useRef, useState } from 'react';
-import type { ChatClient, ChatMessage, Seq } from '../../src/index.js';
+import type { ChatClient, ChatMessage, InboxItem, Message, Seq } from '../../src/index.js';
 import { useConnection, useConversation, usePresence } from '../../src/react.js';
 import { useAttaching, useDrop } from './attaching.js';
 import { isAttended } from './attention.js';
@@ -38,6 +38,10 @@ interface Props {
   onSelect: (id: string | undefined) => void;
 }
 
+/** Whether a message counts as unread. */
+const isUnread = ({ seq = 0, sender, kind, deleted }: Message | ChatMessage, { readSeq }: InboxItem, user: string) =>
+  seq > readSeq && sender !== user && kind === 'text' && !deleted;
+
 /** A conversation: its title, its messages, and the field to write in. `memo` keeps changes of the inbox from rendering it. */
 export const Thread = memo(function Thread({ chat, id, route, user, connection, sounding, maySet, hasPushes, onSelect }: Props) {
   const conversation = chat.conversation(id);
@@ -48,10 +52,9 @@ export const Thread = memo(function Thread({ chat, id, route, user, connection, 
   // What comes while nobody looks is unread, and the line goes above it.
   useEffect(
     () =>
-      conversation.on('message', ({ seq, sender, kind, deleted }) => {
+      conversation.on('message', (message) => {
         const { item } = conversation;
-        if (!item || seq <= item.readSeq || sender === user || kind !== 'text' || deleted) return;
-        if (!isAttended()) setUnreadFrom(item.readSeq + 1);
+        if (item && isUnread(message, item, user) && !isAttended()) setUnreadFrom(item.readSeq + 1);
       }),
     [conversation, user],
   );
@@ -64,9 +67,7 @@ export const Thread = memo(function Thread({ chat, id, route, user, connection, 
   if (connected && caughtUp !== state && item) {
     // A page of the history may have them before their events come. The list must not show them first, because it reads what it shows.
     const since = state.since - Date.now() + now();
-    const isMissed = ({ seq = 0, sender, kind, deleted, at }: ChatMessage) =>
-      seq > item.readSeq && sender !== user && kind === 'text' && !deleted && at < since;
-    if (view.messages.some(isMissed)) {
+    if (view.messages.some((message) => message.at < since && isUnread(message, item, user))) {
       setCaughtUp(state);
       setMissedBefore(since);
       setUnreadFrom(item.readSeq + 1);

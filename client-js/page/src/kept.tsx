@@ -1,23 +1,14 @@
 /** The note at the user's own files that still have their metadata, because the gateway could not remove it. Only the user who
  * uploaded a file is told. */
-import { useSyncExternalStore } from 'react';
 import type { AttachmentId, ChatClient } from '../../src/index.js';
+import { Noted } from './noted.js';
 import { Icon } from './parts.js';
 
-/** The number of files that are remembered while the page is open. */
-const KEPT_MAX = 1_000;
-
-const kept = new Set<AttachmentId>();
-const watchers = new Set<() => void>();
+const kept = new Noted();
 
 /** Remembers that a file has its metadata. */
 export function noteKept(id: AttachmentId): void {
   kept.add(id);
-  for (const oldest of kept) {
-    if (kept.size <= KEPT_MAX) break;
-    kept.delete(oldest);
-  }
-  for (const watcher of watchers) watcher();
 }
 
 /** Remembers what the gateway tells, also of files that another tab or device uploads. Returns a function that ends it. */
@@ -29,14 +20,9 @@ export function watchKept(chat: ChatClient): () => void {
   };
 }
 
-function watch(watcher: () => void): () => void {
-  watchers.add(watcher);
-  return () => watchers.delete(watcher);
-}
-
 /** The note at a file of a message, if there is one. */
 export function KeptNoteOf({ id }: { id: AttachmentId }) {
-  return useSyncExternalStore(watch, () => kept.has(id)) && <KeptNote />;
+  return kept.useHas(id) && <KeptNote />;
 }
 
 /** Says what a file may tell about its user.
